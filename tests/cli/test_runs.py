@@ -31,7 +31,7 @@ def test_a_run_is_started_listed_shown_and_its_output_printed(runs, home):
     document = json.loads(runs("show", run_id, "--json").out)
     assert document["run"]["phase"] == "succeeded"
     assert document["metrics"]["m0"] == 20.0
-    assert [one["happening"] for one in document["life"]] == ["note", "launched", "first_sign", "succeeded"]
+    assert [one["kind"] for one in document["events"]] == ["note", "launched", "first_sign", "succeeded"]
     assert runs("logs", run_id).out == "echo: 20 updates to go\n"
     assert json.loads(runs("logs", run_id, "--json").out) == {"run_id": run_id, "text": "echo: 20 updates to go\n"}
 

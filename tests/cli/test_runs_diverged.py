@@ -41,9 +41,7 @@ def test_a_diverged_run_does_not_read_as_its_last_finite_number(palaestra, home,
     assert [str(point.value) for point in recent[name]] == ["nan", "nan"]
     assert [str(metrics[name]) for metrics in streamed][-4:] == ["5.0", "nan", "nan", "nan"]
     assert [alarm.code for alarm in record.alarms] == ["non_finite"]
-    assert [one.reason for one in RunEventLog(home.run(record.run_id)).read() if one.happening == "alarm"] == [
-        record.reason
-    ]
+    assert [one.reason for one in RunEventLog(home.run(record.run_id)).read() if one.kind == "alarm"] == [record.reason]
     assert read_run(home.run(record.run_id)).alarms == record.alarms
 
     document = strict(palaestra("runs", "show", record.run_id, "--json").out)

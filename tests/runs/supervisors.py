@@ -76,7 +76,7 @@ async def wait_for_end(supervisor, run_id):
 
 
 def event_kinds(home, run_id):
-    return [event.happening for event in RunEventLog(home.run(run_id)).read()]
+    return [event.kind for event in RunEventLog(home.run(run_id)).read()]
 
 
 def read_journal(home, run_id, attempt=1):

@@ -68,7 +68,7 @@ def test_a_full_disk_is_called_that_and_other_trouble_by_its_name():
 def test_each_kind_comes_once():
     progress = {"problem": "x", "episode_lines": 10}
     monitor = _monitor((1.0, progress), (20.0, progress), drift="other script", watchdog_gone=True)
-    assert _codes(monitor, 30.0) == ["unreadable_events", "warden_gone", "drift"]
+    assert _codes(monitor, 30.0) == ["unreadable_events", "watchdog_gone", "drift"]
 
 
 def test_an_alarm_is_as_old_as_its_cause():

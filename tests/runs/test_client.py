@@ -41,7 +41,7 @@ def test_a_run_is_started_followed_and_read(trainer):
     steps = [item.event for item in events if isinstance(getattr(item, "event", None), TrainingStep)]
     assert [step.metrics["m0"] for step in steps] == [float(u) for u in range(1, 31)]
     assert sum(isinstance(getattr(item, "event", None), EpisodeSummary) for item in events) == 3
-    happened = [item.happening for item in events if isinstance(item, RunEvent)]
+    happened = [item.kind for item in events if isinstance(item, RunEvent)]
     assert happened == ["note", "launched", "first_sign", "succeeded"]
     assert trainer.run(run_id).phase is Phase.SUCCEEDED
     recent = trainer.recent_metrics(run_id, 5)

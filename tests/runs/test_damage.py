@@ -40,7 +40,7 @@ UNSTORABLE = [
     ({"tags": ["ok", "\x1b[2J"]}, "control character"),
     ({"tags": ["\ud800"]}, r"spec\.tags\[0\] = .*half of a surrogate pair"),
     ({"script": "a\0b"}, "control character"),
-    ({"given": "\ud800"}, r"spec\.given = .*half of a surrogate pair"),
+    ({"config_text": "\ud800"}, r"spec\.config_text = .*half of a surrogate pair"),
     ({"environment": {"A": "\ud800"}}, r"spec\.environment\.A = .*half of a surrogate pair"),
     ({"config": {"a": {"b": ["\ud800"]}}}, r"spec\.config\.a\.b\[0\] = .*half of a surrogate pair"),
     ({"config": {"\ud800": 1}}, r"spec\.config = .*half of a surrogate pair"),
@@ -56,7 +56,7 @@ def test_what_cannot_be_stored_is_refused_at_the_door(given, message):
 
 
 def test_what_people_write_is_taken():
-    given = {"seed": 2**63 - 1, "env_id": "ALE/Pong-v5", "tags": ["größe 1"], "given": "a: 1\nb: 2\n"}
+    given = {"seed": 2**63 - 1, "env_id": "ALE/Pong-v5", "tags": ["größe 1"], "config_text": "a: 1\nb: 2\n"}
     assert parse_section(RunSpec, given).seed == 2**63 - 1
 
 
@@ -152,8 +152,8 @@ def test_a_run_that_cannot_be_read_keeps_neither_the_service_nor_the_others(home
             return [(await supervisor.submit(echo(steps=1, name=name))).run_id for name in ("a", "b", "c", "good")]
 
     unreadable, huge, spec, good = asyncio.run(body())
-    home.run(unreadable).life.unlink()
-    home.run(unreadable).life.mkdir()
+    home.run(unreadable).events.unlink()
+    home.run(unreadable).events.mkdir()
     home.run(huge).spec.write_text(json.dumps({**read_json(home.run(huge).spec), "seed": 10**30, "priority": 10**30}))
     home.run(spec).spec.write_text("{")
     home.registry.unlink()
@@ -256,10 +256,10 @@ def test_a_trainer_without_watchdog_and_process_file_is_found_by_its_label(home)
     assert _adopts_and_stops(home, run_id, trainer).phase is Phase.STOPPED
 
 
-@pytest.mark.parametrize("life", [b"", b"garbage\n", b'{"schema":1,"seq":1\n\xff\xff\n'])
-def test_a_live_run_whose_life_is_damaged_is_adopted_and_not_started_twice(home, life):
+@pytest.mark.parametrize("damaged", [b"", b"garbage\n", b'{"schema":1,"seq":1\n\xff\xff\n'])
+def test_a_live_run_whose_event_log_is_damaged_is_adopted_and_not_started_twice(home, damaged):
     run_id, trainer = _left_running(home)
-    home.run(run_id).life.write_bytes(life)
+    home.run(run_id).events.write_bytes(damaged)
     assert _adopts_and_stops(home, run_id, trainer).phase is Phase.STOPPED
     assert not home.run(run_id).attempt(2).path.exists()
 
@@ -269,7 +269,7 @@ def test_a_run_that_ended_and_whose_life_is_damaged_is_not_run_again(home):
         async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=3))).run_id
             await wait_for_end(supervisor, run_id)
-        home.run(run_id).life.write_bytes(b"garbage\n")
+        home.run(run_id).events.write_bytes(b"garbage\n")
         async with run_supervisor(home) as supervisor:
             return await wait_for_end(supervisor, run_id)
 
@@ -287,10 +287,10 @@ def test_the_attempt_of_a_damaged_life_that_ends_too_early_is_found(home):
             await supervisor.resume(run_id)
             await wait_until(lambda: supervisor.registry.get(run_id).phase is Phase.RUNNING, "the second attempt")
             trainer = supervisor.registry.get(run_id).trainer
-        life = home.run(run_id).life
-        lines = life.read_bytes().splitlines(keepends=True)
+        log = home.run(run_id).events
+        lines = log.read_bytes().splitlines(keepends=True)
         kept = next(number for number, line in enumerate(lines) if b'"resumed"' in line)
-        life.write_bytes(b"".join(lines[:kept]) + b"garbage\n")
+        log.write_bytes(b"".join(lines[:kept]) + b"garbage\n")
         async with run_supervisor(home) as supervisor:
             assert supervisor.report.adopted == [run_id]
             record = supervisor.get_run(run_id)
@@ -359,7 +359,7 @@ def test_a_rebuilt_row_of_an_ended_run_is_the_row_that_was(home):
     record = asyncio.run(body())
     stored = read_run(home.run(record.run_id))
     assert abs(stored.created - record.created) < 1.0
-    assert replace(stored, created=record.created, warden=record.warden, trainer=record.trainer) == record
+    assert replace(stored, created=record.created, watchdog=record.watchdog, trainer=record.trainer) == record
 
 
 def test_a_run_that_ended_unseen_ended_when_it_last_showed_itself(home):

@@ -5,8 +5,8 @@ from palaestra.runs.record import RunEvent
 from palaestra.runs.state.event_log import RunEventLog, current_phase, duration_s
 
 
-def _event(happening, phase, time=1.0, attempt=1, **more):
-    return RunEvent(seq=0, time=time, attempt=attempt, happening=happening, phase=phase, **more)
+def _event(kind, phase, time=1.0, attempt=1, **more):
+    return RunEvent(seq=0, time=time, attempt=attempt, kind=kind, phase=phase, **more)
 
 
 def test_events_are_numbered_and_read_back_in_order(home):
@@ -30,9 +30,9 @@ def test_a_torn_line_is_skipped_counted_and_ended(home):
     run = home.run("a")
     run.path.mkdir(parents=True)
     RunEventLog(run).append(_event("launched", Phase.STARTING))
-    whole = run.life.read_bytes()
+    whole = run.events.read_bytes()
     for cut in range(1, len(whole)):
-        run.life.write_bytes(whole + whole[:cut].rstrip(b"\n"))
+        run.events.write_bytes(whole + whole[:cut].rstrip(b"\n"))
         log = RunEventLog(run)
         added = log.append(_event("first_sign", Phase.RUNNING))
         records = log.read()
@@ -45,8 +45,8 @@ def test_lines_of_a_later_schema_or_with_an_unknown_phase_are_counted_not_believ
     run.path.mkdir(parents=True)
     log = RunEventLog(run)
     log.append(_event("launched", Phase.STARTING))
-    line = run.life.read_text()
-    run.life.write_text(
+    line = run.events.read_text()
+    run.events.write_text(
         line + line.replace('"schema":1', '"schema":2') + line.replace("starting", "levitating") + "7\n"
     )
     assert len(log.read()) == 1

@@ -138,7 +138,7 @@ def test_a_trainer_whose_watchdog_was_killed_ends_as_lost_unless_its_journal_kno
 def test_a_run_of_an_earlier_boot_is_lost_to_the_restart(home):
     attempt = create_attempt(home)
     earlier = {"pid": os.getpid(), "started": 1, "boot_id": "another"}
-    write_json(attempt.process, {"schema": 1, "warden": earlier, "trainer": earlier, "label": "x", "started": 0.0})
+    write_json(attempt.process, {"schema": 1, "watchdog": earlier, "trainer": earlier, "label": "x", "started": 0.0})
     assert AttemptProcess.adopt(attempt) is None
     assert (read_outcome(attempt).event, read_outcome(attempt).code) == (PhaseEvent.LOST, "reboot")
 
@@ -147,7 +147,7 @@ def test_a_pid_that_was_given_to_somebody_else_is_not_taken_for_the_trainer(home
     attempt = create_attempt(home)
     me = ProcessIdentity.of(os.getpid())
     other = {"pid": me.pid, "started": me.started - 1, "boot_id": me.boot_id}
-    write_json(attempt.process, {"schema": 1, "warden": other, "trainer": other, "label": "x", "started": 0.0})
+    write_json(attempt.process, {"schema": 1, "watchdog": other, "trainer": other, "label": "x", "started": 0.0})
     assert AttemptProcess.adopt(attempt) is None
     assert read_outcome(attempt).code == "no_witness"
 

@@ -1,4 +1,4 @@
-"""The life of a run: every cell of the table, and every ending."""
+"""The phases of a run: every cell of the table, and every ending."""
 
 import pytest
 
@@ -23,15 +23,15 @@ TABLE = {
 }
 
 
-@pytest.mark.parametrize("happening", PhaseEvent)
+@pytest.mark.parametrize("event", PhaseEvent)
 @pytest.mark.parametrize("phase", Phase)
-def test_every_cell_of_the_table(phase, happening):
-    if (phase, happening) in TABLE:
-        assert advance(phase, happening) is TABLE[phase, happening]
+def test_every_cell_of_the_table(phase, event):
+    if (phase, event) in TABLE:
+        assert advance(phase, event) is TABLE[phase, event]
     else:
-        words = str(happening).replace("_", " ")
+        words = str(event).replace("_", " ")
         with pytest.raises(IllegalTransition, match=f"a run that is {phase} cannot be {words}"):
-            advance(phase, happening)
+            advance(phase, event)
 
 
 def test_four_phases_live_and_three_of_them_have_a_process():
@@ -95,9 +95,9 @@ ENDINGS = {
 
 @pytest.mark.parametrize("name", ENDINGS)
 def test_every_ending(name):
-    facts, happening, reason, code = ENDINGS[name]
+    facts, event, reason, code = ENDINGS[name]
     end = determine_outcome(facts)
-    assert (end.event, end.reason, end.code) == (happening, reason, code)
+    assert (end.event, end.reason, end.code) == (event, reason, code)
 
 
 def test_every_ending_leads_somewhere_from_every_phase_with_a_process():

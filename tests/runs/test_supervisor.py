@@ -104,7 +104,7 @@ def test_stop_answers_when_nothing_lives_and_the_end_is_written(home):
             after = await with_timeout(supervisor.stop(run_id))
             assert (after.phase, after.reason) == (Phase.STOPPED, "stopped by the operator")
             assert not before.trainer.is_alive()
-            assert not before.warden.is_alive()
+            assert not before.watchdog.is_alive()
             with pytest.raises(IllegalTransition, match="is stopped and cannot be stopped"):
                 await supervisor.stop(run_id)
             return run_id
@@ -385,9 +385,9 @@ def test_a_killed_watchdog_is_an_alarm_and_the_run_goes_on(home):
         async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=1, until=str(home.path / "go")))).run_id
             record = await wait_for_phase(supervisor, run_id, Phase.RUNNING)
-            os.kill(record.warden.pid, signal.SIGKILL)
+            os.kill(record.watchdog.pid, signal.SIGKILL)
             await wait_until(lambda: supervisor.registry.get(run_id).alarms)
-            assert supervisor.registry.get(run_id).alarms[0].code == "warden_gone"
+            assert supervisor.registry.get(run_id).alarms[0].code == "watchdog_gone"
             (home.path / "go").touch()
             end = await wait_for_end(supervisor, run_id)
             assert (end.phase, end.code, end.alarms) == (Phase.SUCCEEDED, "journal", ())
@@ -421,7 +421,7 @@ def test_the_life_of_all_runs_is_one_stream(home):
 
             async def listen():
                 async for run_id, record in supervisor.stream_events():
-                    events.append((run_id, record.happening))
+                    events.append((run_id, record.kind))
 
             listening = asyncio.ensure_future(listen())
             await asyncio.sleep(0)

@@ -2,7 +2,7 @@
 
     <run_id>/
         config.yaml      as given        resolved.json   all values         command.json   command line
-        spec.json        specification for the run service                  life.jsonl     phase changes of the run
+        spec.json        specification for the run service                  events.jsonl   phase changes of the run
         attempt_1/
             metrics.jsonl                the journal         resolved.json, command.json   of this attempt
             checkpoints/update_00000120/ `files.checkpoint`  checkpoints/best.json         name of the best one
@@ -10,7 +10,7 @@
             plan.json, launch.json, process.json, stop.json, exit.json, stdout.log, system.jsonl, series/, videos/,
             work/, tmp/                  of the run service
 
-spec.json, life.jsonl and the last two lines exist only for runs of the run service. A resume adds an attempt; nothing
+spec.json, events.jsonl and the last two lines exist only for runs of the run service. A resume adds an attempt; nothing
 is reused.
 """
 
@@ -112,8 +112,8 @@ class RunDirectory:
     """The command line of the first attempt, with secrets redacted."""
     spec = PathIn("spec.json")
     """The specification for the run service; missing if `palaestra train` was run directly."""
-    life = PathIn("life.jsonl")
-    """The phase changes of the run."""
+    events = PathIn("events.jsonl")
+    """The phase changes, alarms and notes of the run."""
     tensorboard = PathIn("tensorboard")
     """Event files made from the journals of all attempts."""
 

@@ -84,7 +84,7 @@ def _differences(configurations: Sequence[JsonObject]) -> dict[str, list[Any]]:
     return {key: items for key, items in values.items() if len({json.dumps(item) for item in items}) > 1}
 
 
-def _flatten(data: Mapping[str, Any], prefix: str = "") -> JsonObject:
+def _flatten(data: Mapping[str, object], prefix: str = "") -> JsonObject:
     """Nested mappings as `section.key`."""
     flat: JsonObject = {}
     for key, value in data.items():

@@ -10,7 +10,7 @@ import dataclasses
 import os
 from collections.abc import Collection, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from palaestra.errors import ConfigError, UnknownRun
 from palaestra.files.atomic import read_json
@@ -24,6 +24,7 @@ from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.registry import open_registry_read_only
 from palaestra.runs.supervisor.queue import QueueFile, waiting_reason
+from palaestra.runs.wire import JsonObject, upgrade_names
 
 if TYPE_CHECKING:
     from palaestra.runs.series import MetricPoint
@@ -129,10 +130,11 @@ class RunReader:
         """The events of a run."""
         return RunEventLog(self.paths(run_id)).read()
 
-    def document(self, run_id: str, name: str, attempt: int | None = None) -> dict[str, Any]:
+    def document(self, run_id: str, name: str, attempt: int | None = None) -> JsonObject:
         """The stored `spec`, `resolved` or `command` (of an attempt, default: the newest); empty when there is none."""
         paths = self.attempt(run_id, attempt) if name == "command" else None
-        return read_json((paths or self.paths(run_id)).path / f"{name}.json") or {}
+        document = read_json((paths or self.paths(run_id)).path / f"{name}.json") or {}
+        return upgrade_names(document) if name == "spec" else document
 
     def log(self, run_id: str, offset: int = 0, limit: int = 1 << 20, attempt: int | None = None) -> LogChunk:
         """Whole lines of an attempt's output from a byte offset, redacted; a negative offset counts from the end."""
@@ -259,7 +261,7 @@ class RunReader:
             # Running, or started so recently that its process is not recorded yet.
             return row
         outcome = determine_outcome(read_exit_facts(attempt, self._redact))
-        ended = float((status.exit or {}).get("ended") or 0.0) or row.ended
+        ended = (status.exit and status.exit.ended) or row.ended
         alarms = tuple(alarm for alarm in row.alarms if alarm.code in LASTING_ALARMS)
         return dataclasses.replace(
             row, phase=outcome.phase, reason=outcome.reason, code=outcome.code, ended=ended, alarms=alarms

@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
-from palaestra.runs.wire import API_SCHEMA, Number, field_types
+from palaestra.runs.wire import API_SCHEMA, JsonObject, Number, field_types
 
 _Record = TypeVar("_Record", bound="RunRecord | CheckpointRecord")
 
@@ -23,20 +23,20 @@ MAX_INTEGER = 2**63 - 1
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that happened to a run: one line of life.jsonl."""
+    """Something that happened to a run: one line of events.jsonl."""
 
     __pydantic_config__ = API_SCHEMA
 
     seq: int
     time: float
     attempt: int
-    happening: str
+    kind: str
     """A `PhaseEvent`, or `alarm`, `alarm_over`, `adopted`, `note`, which change no phase."""
     phase: Phase
     """The phase after the event."""
     reason: str = ""
     code: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: JsonObject = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Alarm:
     __pydantic_config__ = API_SCHEMA
 
     code: str
-    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `warden_gone`, `drift`; and about metrics
+    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `watchdog_gone`, `drift`; and about metrics
     `non_finite`, `dropped_events`, `left_out_metrics`, which remain when the run has ended."""
     text: str
     since: float
@@ -79,7 +79,7 @@ class RunRecord:
     created: float = 0.0
     started: float | None = None
     ended: float | None = None
-    warden: ProcessIdentity | None = None
+    watchdog: ProcessIdentity | None = None
     """The watchdog process beside the trainer."""
     trainer: ProcessIdentity | None = None
     env_step: int = 0
@@ -93,6 +93,23 @@ class RunRecord:
     archived: bool = False
     tracking_url: str = ""
     bytes_on_disk: int = 0
+
+
+class RunChanges(TypedDict, total=False):
+    """Fields of a `RunRecord` that change while a run is supervised, besides its phase and the reason of it."""
+
+    attempt: int
+    started: float | None
+    ended: float | None
+    watchdog: ProcessIdentity | None
+    trainer: ProcessIdentity | None
+    env_step: int
+    total_steps: int | None
+    episodes: int
+    episode_return: float | None
+    alarms: tuple[Alarm, ...]
+    tracking_url: str
+    bytes_on_disk: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +141,7 @@ class CheckpointRecord:
     of earlier versions."""
     profile: str = "local"
     """Where it is stored: `local` in its run, `managed` as a copy made by an import."""
-    env_signature: dict[str, Any] = field(default_factory=dict)
+    env_signature: JsonObject = field(default_factory=dict)
     metrics_digest: dict[str, Number] = field(default_factory=dict)
     verified: float | None = None
     """When its bytes last matched the hash; null: never checked; negative: they did not match at that time."""
@@ -157,7 +174,7 @@ def fit_checkpoint(record: CheckpointRecord) -> CheckpointRecord:
         raise ValueError("its id, path or hash is not text")
     if not isinstance(record.created, int | float) or not isinstance(record.verified, int | float | None):
         raise ValueError("one of its times is not a number")
-    texts: dict[str, Any] = {
+    texts: JsonObject = {
         name: str(getattr(record, name)) for name, type_ in field_types(CheckpointRecord).items() if type_ is str
     }
     return fit_record(replace(record, **texts))

@@ -12,11 +12,11 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from palaestra.redaction import redact_command, redact_environment
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.wire import API_SCHEMA
+from palaestra.runs.wire import API_SCHEMA, JsonObject
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class LaunchPreview:
     __pydantic_config__ = API_SCHEMA
 
     findings: tuple[Finding, ...]
-    command: dict[str, Any] | None
+    command: JsonObject | None
     """The exact command, with secrets redacted; null when a finding refuses the launch."""
     digest: str | None
     """Send it as `consent` to agree to the command."""
@@ -85,7 +85,7 @@ class JournalFile:
 class StdoutLines:
     """Events are parsed from stdout.log in a format of `runs.ingest.output_formats.OUTPUT_FORMATS`."""
 
-    grammar: str
+    format: str
     kind: Literal["stdout"] = "stdout"
 
 
@@ -137,7 +137,7 @@ class LaunchPlan:
     checkpoints: tuple[str, ...] = ()
     """Glob patterns of checkpoints in the working directory, for trainers that do not report them."""
     videos: tuple[str, ...] = ()
-    film: bool = False
+    record_video: bool = False
     """Whether the service records its checkpoints, for trainers that record no videos themselves."""
     stop_grace_s: float = 10.0
     env_id: str = ""
@@ -145,9 +145,9 @@ class LaunchPlan:
     total_steps: int | None = None
     steps_key: str = ""
     """Configuration key of the number of steps; errors name it."""
-    env_signature: Mapping[str, Any] = field(default_factory=dict)
+    env_signature: JsonObject = field(default_factory=dict)
     """Spaces and environment spec as reported by the probe."""
-    resolved: Mapping[str, Any] = field(default_factory=dict)
+    resolved: JsonObject = field(default_factory=dict)
     """All values of the run, defaults included; stored as resolved.json."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Text files to write into the attempt before it starts, by relative path."""
@@ -155,7 +155,7 @@ class LaunchPlan:
     script_sha256: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
 
-    def to_redacted_dict(self) -> dict[str, Any]:
+    def to_redacted_dict(self) -> JsonObject:
         """The plan without secrets, as shown in previews and stored in command.json."""
         return {
             "schema": 1,
@@ -215,7 +215,7 @@ class Runner(Protocol):
     def capabilities(self) -> RunnerCapabilities:
         """Its capabilities."""
 
-    def config_schema(self, spec: RunSpec) -> dict[str, Any]:
+    def config_schema(self, spec: RunSpec) -> JsonObject:
         """JSON Schema of `spec.config`; may depend on `spec.script`."""
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:

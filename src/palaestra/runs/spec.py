@@ -17,6 +17,7 @@ from pydantic import Field, StrictBool, ValidationInfo, field_validator
 from palaestra.config import Section
 from palaestra.redaction import Redactor, is_secret_name
 from palaestra.runs.record import MAX_INTEGER
+from palaestra.runs.wire import JsonObject
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -29,7 +30,7 @@ _MAX_CHARACTERS = {
     "warm_start": 4096,
     "tags": 100,
 }
-_MAX_GIVEN_CHARACTERS = 4 << 20
+_MAX_CONFIG_CHARACTERS = 4 << 20
 
 
 class RunSpec(Section):
@@ -41,9 +42,9 @@ class RunSpec(Section):
     """Name of the runner: `palaestra`, `cleanrl`, `sb3`, `echo`, or one that another package provides."""
     name: str = ""
     """Prefix of the run id; empty uses the environment's name."""
-    config: dict[str, Any] = Field(default_factory=dict)
+    config: JsonObject = Field(default_factory=dict)
     """The runner's own keys; `palaestra runners --schema NAME` lists them."""
-    given: str = ""
+    config_text: str = ""
     """Text of the configuration file, kept as config.yaml."""
     script: str | None = None
     """A script of the runner's checkout (`dqn`), or the algorithm of a library (`ppo`)."""
@@ -77,8 +78,8 @@ class RunSpec(Section):
     """Seconds between the request to stop and a kill; null uses the runner's default."""
     stall_after_s: float = Field(default=600.0, gt=0)
     """Seconds without events or output before the run is marked stalled."""
-    stall_action: Literal["tell", "stop"] = "tell"
-    """Action on a stall: `tell` raises an alarm, `stop` ends the run as `stalled`."""
+    stall_action: Literal["alarm", "stop"] = "alarm"
+    """Action on a stall: `alarm` only raises the alarm, `stop` also ends the run as `stalled`."""
     no_episode_steps: int | None = Field(default=None, ge=0, le=MAX_INTEGER)
     """Alarm if no episode finishes within this many steps (0: never, for trainers without episodes); null uses the
     service's setting."""
@@ -119,10 +120,10 @@ class RunSpec(Section):
             _raise_fault(find_text_fault(text, _MAX_CHARACTERS[str(info.field_name)]))
         return value
 
-    @field_validator("given")
+    @field_validator("config_text")
     @classmethod
-    def _check_given(cls, value: str) -> str:
-        _raise_fault(find_text_fault(value, _MAX_GIVEN_CHARACTERS, one_line=False))
+    def _check_config_text(cls, value: str) -> str:
+        _raise_fault(find_text_fault(value, _MAX_CONFIG_CHARACTERS, one_line=False))
         return value
 
     @field_validator("config", "environment", "invoked_from")
@@ -153,10 +154,10 @@ def resolve_environment(spec: RunSpec, environment: Mapping[str, str]) -> RunSpe
     """
     if spec.runner != "cleanrl":
         return spec
-    given = spec.config.get("checkout") or spec.checkout or environment.get("PALAESTRA_CLEANRL")
-    if not isinstance(given, str) or not given:
+    directory = spec.config.get("checkout") or spec.checkout or environment.get("PALAESTRA_CLEANRL")
+    if not isinstance(directory, str) or not directory:
         return spec
-    checkout = (spec.invoked_from / Path(given).expanduser()).resolve()
+    checkout = (spec.invoked_from / Path(directory).expanduser()).resolve()
     changes = {} if spec.config.get("checkout") or spec.checkout else {"checkout": str(checkout)}
     project_environment = environment.get("UV_PROJECT_ENVIRONMENT")
     if spec.python is None and project_environment:
@@ -166,9 +167,9 @@ def resolve_environment(spec: RunSpec, environment: Mapping[str, str]) -> RunSpe
     return spec.model_copy(update=changes) if changes else spec
 
 
-def run_name(given: object, path: Path | None) -> str:
+def run_name(name: object, path: Path | None) -> str:
     """Prefix of a run id: the configuration's own name, else the stem of its file; empty without either."""
-    stem = given if isinstance(given, str) and given else path.stem if path is not None else ""
+    stem = name if isinstance(name, str) and name else path.stem if path is not None else ""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("-._")[:63]
 
 

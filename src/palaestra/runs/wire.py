@@ -63,6 +63,16 @@ _ERROR_CODES: dict[type[PalaestraError], str] = {
     ServiceUnreachable: "unreachable",
 }
 _MAX_VALUE_CHARACTERS = 1000
+_RENAMED_KEYS = {
+    "happening": "kind",  # of an event
+    "warden_lives": "watchdog_alive",
+    "warden": "watchdog",  # of process.json and a row
+    "film": "record_video",  # of plan.json
+    "grammar": "format",
+    "given": "config_text",  # of spec.json
+    "said": "reported_phase",  # of commits.log
+}
+_RENAMED_VALUES = {"code": {"warden_gone": "watchdog_gone"}, "stall_action": {"tell": "alarm"}}
 
 
 class _JsonNumber:
@@ -108,6 +118,17 @@ def from_json(kind: type[_T], data: Mapping[str, Any]) -> _T:
     return kind(**known)
 
 
+def from_damaged_json(kind: type[_T], data: Mapping[str, object]) -> _T:
+    """A flat dataclass with a default for every field, from data that may be damaged: wrong types are left out."""
+    types = field_types(kind)
+    return kind(**{name: value for name, value in data.items() if name in types and _fits(value, types[name])})
+
+
+def _fits(value: object, kind: Any) -> bool:
+    # An integer is a valid float.
+    return isinstance(value, kind) or (type(value) is int and isinstance(0.0, kind))
+
+
 def field_types(kind: type[Any]) -> dict[str, Any]:
     """The annotations of a dataclass's fields, in their order."""
     hints = get_type_hints(kind, include_extras=True)
@@ -139,6 +160,20 @@ def _reader(kind: Any) -> Callable[[Any], Any] | None:
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         return functools.partial(from_json, kind)
     return None
+
+
+def upgrade_names(document: JsonObject) -> JsonObject:
+    """Stored data of a run in which the names of earlier versions are replaced by the current ones, at the top level.
+
+    Ended runs and archives are never rewritten, a watchdog outlives the service that started it, and a service of the
+    earlier version may still be running beside this process: readers accept both.
+    """
+    renamed = {_RENAMED_KEYS.get(key, key): value for key, value in document.items()}
+    for key, values in _RENAMED_VALUES.items():
+        value = renamed.get(key)
+        if isinstance(value, str):
+            renamed[key] = values.get(value, value)
+    return renamed
 
 
 def error_to_json(error: PalaestraError) -> JsonObject:

@@ -56,9 +56,9 @@ def test_a_line_that_is_no_event_is_output(line):
     ],
 )
 def test_a_line_that_is_marked_as_an_event_and_is_none_is_an_error(line, reason):
-    for grammar in ("events", "sb3"):
+    for name in ("events", "sb3"):
         with pytest.raises(ValueError, match=reason):
-            OUTPUT_FORMATS[grammar].parse(line)
+            OUTPUT_FORMATS[name].parse(line)
 
 
 def test_bare_nan_and_infinity_are_numbers():
@@ -102,9 +102,9 @@ def test_sb3s_names_become_ours_and_unknown_ones_stay():
     ],
 )
 def test_cleanrls_lines_are_counted_and_their_numbers_left_to_its_event_files(line, understood, counts):
-    grammar = OUTPUT_FORMATS["cleanrl"]
-    assert grammar.is_episode(line) is counts
-    assert grammar.parse(line) == (() if understood else None)
+    output_format = OUTPUT_FORMATS["cleanrl"]
+    assert output_format.is_episode(line) is counts
+    assert output_format.parse(line) == (() if understood else None)
 
 
 def test_cleanrl_says_where_it_saved_its_model():

@@ -10,6 +10,7 @@ from palaestra.errors import ConfigError
 from palaestra.runs.process import interpreter as module
 from palaestra.runs.process.interpreter import (
     Interpreter,
+    ProbedParameter,
     choose_python,
     environment_findings,
     probe,
@@ -87,11 +88,11 @@ def test_a_probe_tells_versions_environment_and_arguments(machine):
     assert (found.at_least("gymnasium", 1), found.at_least("gymnasium", 99)) == (True, False)
     assert found.packages["no-such-package"] is None
     assert found.at_least("no-such-package", 0) is False
-    assert found.env["signature"]["action_space"] == {
+    assert found.env_signature["action_space"] == {
         "type": "Box", "shape": [1], "dtype": "float32", "low": -2.0, "high": 2.0,
     }  # fmt: skip
-    assert found.env["signature"]["observation_space"]["low"] == [-1.0, -1.0, -8.0]
-    assert found.arguments["takes"]["allow_nan"] == {"default": True, "required": False, "kind": "inspect._empty"}
+    assert found.env_signature["observation_space"]["low"] == [-1.0, -1.0, -8.0]
+    assert found.arguments["allow_nan"] == ProbedParameter(default=True, required=False, kind="inspect._empty")
     assert [finding.level for finding in environment_findings(found, "Pendulum-v1")] == ["ok"]
 
 

@@ -139,8 +139,8 @@ def test_its_checkpoints_are_filmed_when_asked_for_and_can_be_drawn(runner, path
     spec = RunSpec(config=CONFIG, video=True, invoked_from=there)
 
     assert {finding.level for finding in runner.preflight(spec, machine)} == {"ok"}
-    assert runner.plan(spec, paths, machine).film
-    assert not runner.plan(spec.model_copy(update={"video": False}), paths, machine).film
+    assert runner.plan(spec, paths, machine).record_video
+    assert not runner.plan(spec.model_copy(update={"video": False}), paths, machine).record_video
     drawn_by_nobody = spec.model_copy(update={"env_id": "compiled/CartPole-v1"})
     assert runner.preflight(drawn_by_nobody, machine)[-1].text == "compiled/CartPole-v1 cannot render images"
 

@@ -225,7 +225,7 @@ def test_runners_and_their_schemas(served):
     assert (answer.status, answer.json["error"]["remedy"]) == (404, "Did you mean 'echo'?")
 
 
-def test_happenings_of_all_runs_are_told_as_they_come(served):
+def test_the_events_of_all_runs_are_streamed_as_they_occur(served):
     parts = urllib.parse.urlsplit(served.url)
     connection = http.client.HTTPConnection(parts.hostname, parts.port, timeout=60)
     connection.request("GET", "/stream", headers={"Authorization": f"Bearer {served.token}"})
@@ -238,7 +238,7 @@ def test_happenings_of_all_runs_are_told_as_they_come(served):
         if line.startswith("data: "):
             told = json.loads(line[6:])
             assert told["run_id"] == run_id
-            heard.append(told["happening"])
+            heard.append(told["kind"])
     assert heard == ["note", "launched", "first_sign", "succeeded"]
     connection.close()
 

@@ -13,12 +13,12 @@ from palaestra.telemetry import Journal
 from palaestra.telemetry.event import PhaseChanged
 
 
-def _run(home, run_id="echo-1", *happenings, **spec):
+def _run(home, run_id="echo-1", *events, **spec):
     run = home.run(run_id)
     run.path.mkdir(parents=True)
     write_json(run.spec, {"schema_version": 1, "runner": "echo", "seed": 3, "tags": ["t"], "priority": 2, **spec})
-    for seq, (happening, phase, more) in enumerate(happenings):
-        RunEventLog(run).append(RunEvent(0, 100.0 + seq, 1, happening, phase, **more))
+    for seq, (kind, phase, more) in enumerate(events):
+        RunEventLog(run).append(RunEvent(0, 100.0 + seq, 1, kind, phase, **more))
     return run
 
 
@@ -42,7 +42,7 @@ def test_an_ended_run_is_read_from_its_life(home):
     assert (record.env_step, record.episodes, record.seed, record.priority, record.tags) == (50, 4, 3, 2, ("t",))
 
 
-def test_an_end_that_only_the_warden_saw_is_told_as_it_was(home):
+def test_an_end_that_only_the_watchdog_saw_is_told_as_it_was(home):
     run = _run(home, "echo-1", *ENDED[:2])
     attempt = run.attempt(1)
     attempt.path.mkdir()

@@ -1,5 +1,6 @@
 """The registry: what is put is found again, by its filters, newest first."""
 
+import json
 import sqlite3
 from dataclasses import replace
 
@@ -34,7 +35,7 @@ FULL = RunRecord(
     created=1.5,
     started=2.5,
     ended=3.5,
-    warden=ProcessIdentity(1, 2, "b"),
+    watchdog=ProcessIdentity(1, 2, "b"),
     trainer=ProcessIdentity(3, 4, "b"),
     env_step=10**12,
     total_steps=7,
@@ -248,3 +249,24 @@ def test_a_registry_of_the_first_version_is_brought_up_to_date_by_who_reads_it(h
     registry.put_checkpoint(replace(row, env_step=None, step_source="unknown"))
     assert [(row.path, row.env_step) for row in registry.checkpoints()] == [("/y", 10_623), ("/x", None)]
     registry.close()
+
+
+def test_rows_of_an_earlier_version_are_read_with_the_current_names_and_not_changed(home):
+    identity = {"pid": 1, "started": 2, "boot_id": "b"}
+    alarm = {"code": "warden_gone", "text": 'it says "warden_gone"', "since": 3.0}
+    registry = Registry.open(home.registry)
+    registry.put(replace(FULL, watchdog=None, trainer=None, alarms=()))
+    registry.close()
+    old = sqlite3.connect(home.registry)
+    process = json.dumps({"warden": identity, "trainer": None})
+    old.execute("UPDATE runs SET process = ?, alarms = ?", [process, json.dumps([alarm])])
+    old.commit()
+
+    reader = open_registry_read_only(home)
+    (row,) = reader.runs()
+    reader.close()
+    # Its service may still be running, and would refuse another schema.
+    assert old.execute("SELECT process FROM runs").fetchone() == (process,)
+    old.close()
+    assert (row.watchdog, row.trainer) == (ProcessIdentity(**identity), None)
+    assert row.alarms == (Alarm("watchdog_gone", 'it says "warden_gone"', 3.0),)

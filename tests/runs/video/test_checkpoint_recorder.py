@@ -24,7 +24,7 @@ class _Set:
     def __init__(self, home, film, *, asked=True):
         self.attempt = home.run("run").attempt(1)
         self.attempt.path.mkdir(parents=True)
-        AttemptPlan(film=asked).write(self.attempt)
+        AttemptPlan(record_video=asked).write(self.attempt)
         self.registry = open_registry(home)
         self.recorder = CheckpointRecorder(self.registry, home, film)
 

@@ -36,7 +36,7 @@ def run_details(reader: RunReader, name: str) -> dict[str, Any]:
     return {
         "run": record,
         "directory": str(reader.home.run(record.run_id).path),
-        "life": reader.events(record.run_id),
+        "events": reader.events(record.run_id),
         "metrics": {key: points[-1].value for key, points in recent.items() if points},
         "checkpoints": list_checkpoints(reader.home, run_id=record.run_id),
         "command": reader.document(record.run_id, "command"),
@@ -151,8 +151,8 @@ def _format_events(reader: RunReader, record: RunRecord) -> list[str]:
     rows = [
         (
             f"  {_format_time(event.time)}",
-            event.happening.replace("_", " "),
-            format_reason(event.happening, event.reason),
+            event.kind.replace("_", " "),
+            format_reason(event.kind, event.reason),
         )
         for event in reader.events(record.run_id)[-_MAX_EVENTS:]
     ]

@@ -101,7 +101,7 @@ def start(
     confirmation, or --yes.
     """
     words = [*([config_file] if config_file is not None else []), *(overrides or [])]
-    config, given, default_name = _read_config(words, runner)
+    config, config_text, default_name = _read_config(words, runner)
     spec = _parse_spec(
         runner=runner,
         script=script,
@@ -122,9 +122,9 @@ def start(
         video=video,
         tags=tuple(tag or ()),
         stall_after_s=stall_after,
-        stall_action="stop" if stall_stop else "tell",
+        stall_action="stop" if stall_stop else "alarm",
         config=config,
-        given=given,
+        config_text=config_text,
         invoked_from=Path.cwd(),
     )
     service = connect_service()
@@ -209,9 +209,9 @@ def _read_config(words: list[str], runner: str) -> tuple[dict[str, Any], str, st
         raise ConfigError("CONFIG", None, "no configuration file given", remedy)
     examples = Path("configs/ppo") if runner == "palaestra" else None
     data = read_config_file(path, examples) if path is not None else {}
-    given = path.read_text(encoding="utf-8") if path is not None else ""
+    text = path.read_text(encoding="utf-8") if path is not None else ""
     config = apply_overrides(data, words)
-    return config, given, run_name(config.get("name"), path)
+    return config, text, run_name(config.get("name"), path)
 
 
 def _parse_variables(words: list[str]) -> dict[str, str]:
@@ -328,9 +328,9 @@ def _follow(service: TrainerService, run_id: str) -> RunRecord:
         log(f"queued: {record.reason or 'waiting for its turn'}")
     for item in service.stream_events(run_id):
         if isinstance(item, RunEvent):
-            if item.happening not in _UNREPORTED_EVENTS:
-                reason = format_reason(item.happening, item.reason)
-                log(f"{item.happening.replace('_', ' ')}{': ' + reason if reason else ''}")
+            if item.kind not in _UNREPORTED_EVENTS:
+                reason = format_reason(item.kind, item.reason)
+                log(f"{item.kind.replace('_', ' ')}{': ' + reason if reason else ''}")
             continue
         event = item.event
         if isinstance(event, EpisodeSummary):

@@ -74,9 +74,9 @@ def format_phase(record: RunRecord, template: str = "{}: {}") -> str:
     return template.format(record.phase, record.reason)
 
 
-def format_reason(happening: str, reason: str) -> str:
+def format_reason(kind: str, reason: str) -> str:
     """The reason of an event without repeating its name: `SIGKILL` for `killed`."""
-    name = happening.replace("_", " ")
+    name = kind.replace("_", " ")
     if name == "stop asked":
         reason = reason.removeprefix("asked to stop")
     rest = reason.removeprefix(name).strip()

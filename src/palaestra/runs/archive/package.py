@@ -14,9 +14,10 @@ import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 from palaestra.errors import ConfigError
+from palaestra.runs.wire import JsonObject
 
 PACKAGE_ERRORS = (OSError, EOFError, ValueError, zlib.error, tarfile.TarError)
 """What reading a damaged or malicious package can raise."""
@@ -118,7 +119,7 @@ def extract_package(package: Path, into: Path, name: str, links: Mapping[str, st
     return run
 
 
-def read_links(note: Mapping[str, Any] | None) -> dict[str, str]:
+def read_links(note: JsonObject | None) -> dict[str, str]:
     """The symbolic links in the note beside a package."""
     links = (note or {}).get("links")
     return {str(path): str(target) for path, target in links.items()} if isinstance(links, dict) else {}

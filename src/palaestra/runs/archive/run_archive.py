@@ -180,7 +180,7 @@ def pack_run(home: Home, record: RunRecord, now: float) -> RunRecord:
         contents = write_package(partial, run.path)
         verify_package(partial, run.path)
         sync(partial)
-        packed = replace(record, archived=True, bytes_on_disk=partial.stat().st_size, warden=None, trainer=None)
+        packed = replace(record, archived=True, bytes_on_disk=partial.stat().st_size, watchdog=None, trainer=None)
         partial.replace(package)
         row = asdict(replace(packed, alarms=()))
         note = {"schema": 1, **row, "links": contents.links, "left_out": contents.left_out}

@@ -17,10 +17,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import palaestra
 from palaestra.errors import CheckpointError
@@ -30,7 +29,7 @@ from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, copy_out_of_run
 from palaestra.runs.checkpoints.signature import find_incompatibilities
 from palaestra.runs.record import CheckpointRecord
-from palaestra.runs.wire import API_SCHEMA
+from palaestra.runs.wire import API_SCHEMA, JsonObject
 
 _PLACE = "checkpoint"
 _WARM_UP_TIMEOUT_S = 300.0
@@ -51,16 +50,16 @@ class Deployment:
     deployed: float
     command: tuple[str, ...]
     """Command that evaluates it."""
-    evaluation: dict[str, Any] = field(default_factory=dict)
+    evaluation: JsonObject = field(default_factory=dict)
     """Report of the warm-up episode."""
-    previous: dict[str, Any] | None = None
+    previous: JsonObject | None = None
     """The deployment it replaced; `withdraw` restores it."""
 
 
 def deploy(
     home: Home,
     record: CheckpointRecord,
-    env_signature: Mapping[str, Any],
+    env_signature: JsonObject,
     *,
     clock: Callable[[], float] = time.time,
     timeout_s: float = _WARM_UP_TIMEOUT_S,
@@ -158,7 +157,7 @@ def _eval_command(path: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", "palaestra", "eval", path)
 
 
-def _warm_up(record: CheckpointRecord, command: tuple[str, ...], timeout_s: float) -> dict[str, Any]:
+def _warm_up(record: CheckpointRecord, command: tuple[str, ...], timeout_s: float) -> JsonObject:
     """Play one episode in a separate process and return its report."""
     environment = {**os.environ, "PYTHONPATH": _ROOT}
     process = subprocess.Popen(
@@ -182,7 +181,7 @@ def _warm_up(record: CheckpointRecord, command: tuple[str, ...], timeout_s: floa
     try:
         if process.returncode:
             raise ValueError
-        report: dict[str, Any] = json.loads(out.splitlines()[-1])
+        report: JsonObject = json.loads(out.splitlines()[-1])
     except (ValueError, IndexError):
         message = (errors.strip().splitlines() or ["no error message"])[-1]
         reason = f"could not be played (exit code {process.returncode}: {message[:300]})"
@@ -210,7 +209,7 @@ def _deployment_lock(home: Home) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _parse_deployment(data: dict[str, Any] | None) -> Deployment | None:
+def _parse_deployment(data: JsonObject | None) -> Deployment | None:
     if data is None or data.get("schema") != 1:
         return None
     try:

@@ -15,10 +15,9 @@ import shutil
 import stat
 import time
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import read_json, sync, sync_tree, write_json
@@ -30,6 +29,7 @@ from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.runs.record import MAX_INTEGER, CheckpointRecord, fit_checkpoint
 from palaestra.runs.spec import find_text_fault
+from palaestra.runs.wire import JsonObject
 
 _PLACE = "checkpoint"
 _TEXT_SUFFIXES = frozenset({".json", ".txt", ".jinja", ".md", ".yaml"})
@@ -47,7 +47,7 @@ class Provenance:
     agent_id: str = ""
     env_id: str = ""
     env_step: int | None = None
-    env_signature: Mapping[str, Any] = field(default_factory=dict)
+    env_signature: JsonObject = field(default_factory=dict)
 
     def validate(self, agent: str = "agent_id", env: str = "env_id", step: str = "env_step") -> Provenance:
         """Return this if it can be stored, else raise `CheckpointError`; the arguments name the fields in errors."""
@@ -296,7 +296,7 @@ def _update_existing(directory: Path, record: CheckpointRecord, provenance: Prov
     existing = _read_record(file)
     if existing is None or existing.sha256 != record.sha256 or not Path(existing.path).exists():
         return None
-    changes: dict[str, Any] = {"agent_id": provenance.agent_id} if provenance.agent_id else {}
+    changes: JsonObject = {"agent_id": provenance.agent_id} if provenance.agent_id else {}
     if provenance.env_id:
         changes |= {"env_id": provenance.env_id, "env_signature": record.env_signature}
     if provenance.env_step is not None:

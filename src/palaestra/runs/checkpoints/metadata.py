@@ -15,12 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from palaestra.files.checkpoint import MANIFEST, POLICY, read_state
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS
 from palaestra.runs.checkpoints.signature import normalize_signature
+from palaestra.runs.wire import JsonObject
 from palaestra.telemetry.event import CheckpointSaved, decode
 
 _CODE_ADDRESS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
@@ -56,7 +57,7 @@ class PalaestraCheckpoint:
     score: float | None = None
     returns: tuple[float, ...] = ()
     """Returns of the last episodes before it was saved, at most 100."""
-    env_signature: dict[str, Any] = field(default_factory=dict)
+    env_signature: JsonObject = field(default_factory=dict)
     addresses: tuple[str, ...] = ()
     """Code that its configuration names as `module:name`; evaluating the checkpoint would import it."""
 
@@ -92,20 +93,20 @@ def summarize_returns(returns: tuple[float, ...]) -> dict[str, float]:
     return {"last": returns[-1], "best": max(returns), "mean_100": sum(returns) / len(returns)}
 
 
-def _read_spaces(path: Path) -> dict[str, Any]:
+def _read_spaces(path: Path) -> JsonObject:
     """Read the observation and action space from the header of a policy file."""
     try:
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
             if length > _MAX_HEADER_BYTES:
                 return {}
-            facts: dict[str, Any] = json.loads(json.loads(file.read(length))["__metadata__"]["palaestra"])
+            facts: JsonObject = json.loads(json.loads(file.read(length))["__metadata__"]["palaestra"])
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return {}
     return {key: facts[key] for key in ("observation_space", "action_space") if isinstance(facts.get(key), dict)}
 
 
-def _find_addresses(value: Any) -> Iterator[str]:
+def _find_addresses(value: object) -> Iterator[str]:
     if isinstance(value, str) and _CODE_ADDRESS.fullmatch(value):
         yield value
     elif isinstance(value, dict | list):

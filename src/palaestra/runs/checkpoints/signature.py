@@ -14,9 +14,10 @@ from typing import Any
 
 from palaestra.config import closest_names
 from palaestra.errors import UnknownEnvironment
-from palaestra.runs.process.interpreter import choose_python, probe
+from palaestra.runs.process.interpreter import ProbedEnvironment, choose_python, probe
 from palaestra.runs.runner import Machine
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.wire import JsonObject
 
 _MAX_BOUNDS = 64
 """Bounds of larger spaces are stored as a range, as the probe does."""
@@ -24,7 +25,7 @@ _MAX_BOUNDS = 64
 _VERSION = re.compile(r"(?P<name>.+?)-v(?P<version>\d+)")
 
 
-def normalize_signature(description: Mapping[str, Any]) -> dict[str, Any]:
+def normalize_signature(description: JsonObject) -> JsonObject:
     """Build a signature from any description of an environment; missing keys are left out."""
     signature = {
         key: description[key] for key in ("env_id", "entry_point", "max_episode_steps") if description.get(key)
@@ -35,7 +36,7 @@ def normalize_signature(description: Mapping[str, Any]) -> dict[str, Any]:
     return signature
 
 
-def find_incompatibilities(policy: Mapping[str, Any], environment: Mapping[str, Any]) -> list[str]:
+def find_incompatibilities(policy: JsonObject, environment: JsonObject) -> list[str]:
     """Return why a policy cannot act in an environment; empty when it can. Missing information is no reason."""
     trained, target = normalize_signature(policy), normalize_signature(environment)
     reasons = _compare_ids(trained, target)
@@ -47,23 +48,23 @@ def find_incompatibilities(policy: Mapping[str, Any], environment: Mapping[str, 
     return reasons
 
 
-def probe_environment(env_id: str, place: str, *, required: bool) -> Mapping[str, Any]:
+def probe_environment(env_id: str, place: str, *, required: bool) -> JsonObject:
     """Create an environment in a separate process and return its signature.
 
     When it cannot be created, raise `UnknownEnvironment` if `required`, else return the id alone.
     """
     machine = Machine(environment=dict(os.environ), free_disk_bytes=0)
-    result = probe(choose_python(RunSpec()), machine, env_id=env_id).env
-    if result.get("made"):
-        return dict(result["signature"])
+    result = probe(choose_python(RunSpec()), machine, env_id=env_id).env or ProbedEnvironment(made=False)
+    if result.made:
+        return result.signature
     if not required:
         return {"env_id": env_id}
-    close = closest_names(env_id, result.get("known", ()))
+    close = closest_names(env_id, result.known)
     remedy = f"Nearest: {', '.join(close)}" if close else "palaestra envs lists the available ones"
-    raise UnknownEnvironment(place, env_id, f"cannot be created here ({str(result.get('reason', ''))[:200]})", remedy)
+    raise UnknownEnvironment(place, env_id, f"cannot be created here ({result.reason[:200]})", remedy)
 
 
-def _compare_ids(trained: Mapping[str, Any], target: Mapping[str, Any]) -> list[str]:
+def _compare_ids(trained: JsonObject, target: JsonObject) -> list[str]:
     a, b = str(trained.get("env_id", "")), str(target.get("env_id", ""))
     if not a or not b or a == b:
         return []
@@ -73,7 +74,7 @@ def _compare_ids(trained: Mapping[str, Any], target: Mapping[str, Any]) -> list[
     return [f"it was trained in {a}, this is {b}"]
 
 
-def _normalize_space(space: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize_space(space: JsonObject) -> JsonObject:
     kind = str(space.get("type") or space.get("kind") or "")
     if kind == "Box":
         bounds = {side: _normalize_bound(space.get(side)) for side in ("low", "high")}
@@ -92,7 +93,7 @@ def _normalize_space(space: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": kind, "repr": space.get("repr")}
 
 
-def _normalize_bound(value: Any) -> Any:
+def _normalize_bound(value: object) -> float | str | list[float | str] | None:
     numbers = [float(number) if isinstance(number, str) else number for number in _flatten(value)]
     if not numbers:
         return None
@@ -103,7 +104,7 @@ def _normalize_bound(value: Any) -> Any:
     return [_to_json(number) for number in numbers]
 
 
-def _flatten(value: Any) -> list[Any]:
+def _flatten(value: object) -> list[Any]:
     if isinstance(value, list | tuple):
         return [number for part in value for number in _flatten(part)]
     return [] if value is None else [value]
@@ -113,7 +114,7 @@ def _to_json(value: float) -> float | str:
     return value if math.isfinite(value) else ("inf" if value > 0 else "-inf")
 
 
-def _describe_space(space: Mapping[str, Any]) -> str:
+def _describe_space(space: JsonObject) -> str:
     kind = space["type"]
     if kind == "Box":
         shape = "×".join(str(size) for size in space["shape"])

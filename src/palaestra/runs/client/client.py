@@ -31,7 +31,7 @@ from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPreview
 from palaestra.runs.series import MetricPoint
 from palaestra.runs.spec import RunSpec, find_value_fault, resolve_environment, run_name
-from palaestra.runs.wire import JsonObject, error_from_json, from_json
+from palaestra.runs.wire import JsonObject, error_from_json, from_json, upgrade_names
 from palaestra.telemetry.event import Record, decode
 
 _log = logging.getLogger(__name__)
@@ -61,11 +61,11 @@ class TrainerService:
 
     def start_run(
         self,
-        config: RunSpec | Mapping[str, Any] | str | Path,
+        config: RunSpec | Mapping[str, object] | str | Path,
         *,
         runner: str = "palaestra",
         consent: bool = False,
-        **spec: Any,
+        **spec: object,
     ) -> str:
         """Queue a run and return its id. `consent` agrees to a command that executes foreign code."""
         run_spec = _build_spec(config, runner, spec)
@@ -92,7 +92,7 @@ class TrainerService:
         consent: str | None = None,
         *,
         checkpoint: str | None = None,
-        changes: Mapping[str, Any] | None = None,
+        changes: Mapping[str, object] | None = None,
     ) -> RunRecord:
         """Queue a run that has ended again, from its newest undamaged checkpoint or from `checkpoint`.
 
@@ -105,9 +105,9 @@ class TrainerService:
         """A run in its current state."""
         return from_json(RunRecord, self.request("GET", f"/runs/{_quote(run_id)}"))
 
-    def runs(self, **filters: Any) -> list[RunRecord]:
+    def runs(self, **filters: object) -> list[RunRecord]:
         """Runs that match the filters of `GET /runs`, newest first."""
-        return [from_json(RunRecord, row) for row in self.request("GET", "/runs", **filters)]
+        return [from_json(RunRecord, row) for row in self.request("GET", "/runs", None, **filters)]
 
     def wait(
         self, run_id: str, *, phases: Collection[Phase] | None = None, timeout_s: float | None = None
@@ -147,7 +147,7 @@ class TrainerService:
         """
         query = {"after": after, "follow": follow}
         for _, kind, data in self._stream(f"/runs/{_quote(run_id)}/events", query, after):
-            yield decode(data) if kind == "event" else from_json(RunEvent, json.loads(data))
+            yield decode(data) if kind == "event" else from_json(RunEvent, upgrade_names(json.loads(data)))
 
     def recent_metrics(self, run_id: str, count: int, names: Sequence[str] = ()) -> dict[str, list[MetricPoint]]:
         """The last points of the named metrics (default: of all metrics)."""
@@ -166,11 +166,11 @@ class TrainerService:
         body = {"into": None if into is None else str(Path(into).resolve())}
         return Path(self.request("POST", f"/runs/{_quote(run_id)}/export-tensorboard", body)["directory"])
 
-    def checkpoints(self, **filters: Any) -> list[CheckpointRecord]:
+    def checkpoints(self, **filters: object) -> list[CheckpointRecord]:
         """Checkpoints that match the filters `run`, `agent` and `env`, newest first."""
-        return [from_json(CheckpointRecord, row) for row in self.request("GET", "/checkpoints", **filters)]
+        return [from_json(CheckpointRecord, row) for row in self.request("GET", "/checkpoints", None, **filters)]
 
-    def request(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
+    def request(self, method: str, path: str, body: Mapping[str, object] | None = None, **query: object) -> Any:
         """Send a request to any route of docs/http-api.md and return its JSON. Error responses are raised."""
         is_quick = path == "/drain" or (method == "GET" and path != "/doctor")
         timeout_s = _QUICK_TIMEOUT_S if is_quick else _SLOW_TIMEOUT_S
@@ -182,15 +182,15 @@ class TrainerService:
         finally:
             connection.close()
 
-    def _run_request(self, path: str, body: Mapping[str, Any]) -> RunRecord:
+    def _run_request(self, path: str, body: Mapping[str, object]) -> RunRecord:
         return from_json(RunRecord, self.request("POST", path, body))
 
     def _send(
         self,
         method: str,
         path: str,
-        body: Mapping[str, Any] | None,
-        query: Mapping[str, Any],
+        body: Mapping[str, object] | None,
+        query: Mapping[str, object],
         headers: Mapping[str, str],
         timeout_s: float,
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
@@ -259,7 +259,7 @@ class TrainerService:
             self._discovered = ensure_service(self.home)
         return self._discovered
 
-    def _stream(self, path: str, query: Mapping[str, Any], last_id: str) -> Iterator[tuple[str, str, str]]:
+    def _stream(self, path: str, query: Mapping[str, object], last_id: str) -> Iterator[tuple[str, str, str]]:
         """Events (id, kind, data) until `end`; reconnects with the last id when the connection breaks."""
         failures = 0
         while failures < _STREAM_ATTEMPTS:
@@ -313,7 +313,7 @@ def _read_events(response: http.client.HTTPResponse) -> Iterator[tuple[str, str,
             data += value
 
 
-def _build_spec(config: RunSpec | Mapping[str, Any] | str | Path, runner: str, fields: JsonObject) -> RunSpec:
+def _build_spec(config: RunSpec | Mapping[str, object] | str | Path, runner: str, fields: JsonObject) -> RunSpec:
     from palaestra.config import parse_section
 
     if isinstance(config, RunSpec):
@@ -325,7 +325,7 @@ def _build_spec(config: RunSpec | Mapping[str, Any] | str | Path, runner: str, f
         from palaestra.config.file import read_config_file
 
         path = Path(config)
-        data["config"], data["given"] = read_config_file(path), path.read_text(encoding="utf-8")
+        data["config"], data["config_text"] = read_config_file(path), path.read_text(encoding="utf-8")
         data.setdefault("name", run_name(data["config"].get("name"), path))
     return parse_section(RunSpec, data, place="spec")
 
@@ -334,7 +334,7 @@ def _spec_to_json(spec: RunSpec) -> JsonObject:
     return resolve_environment(spec, os.environ).model_dump(mode="json")
 
 
-def _changes_to_json(changes: Mapping[str, Any]) -> Any:
+def _changes_to_json(changes: Mapping[str, object]) -> Any:
     """Changed keys as JSON; dates become text, as in the configuration of a new run."""
     for key, value in changes.items():
         fault = find_value_fault(value)
@@ -355,7 +355,7 @@ def _query_pairs(key: str, value: object) -> list[tuple[str, str]]:
     return [(key, str(value).lower() if isinstance(value, bool) else str(value))]
 
 
-def _read_points(data: Mapping[str, Any]) -> dict[str, list[MetricPoint]]:
+def _read_points(data: JsonObject) -> dict[str, list[MetricPoint]]:
     return {
         name: [MetricPoint(int(step), float(value), float(at)) for step, value, at in points]
         for name, points in data.items()

@@ -21,14 +21,13 @@ import urllib.parse
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from palaestra.errors import ServiceUnreachable, StateDirectoryLocked
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.state.attempt_status import last_lines
-from palaestra.runs.wire import error_from_json
+from palaestra.runs.wire import JsonObject, error_from_json
 
 _log = logging.getLogger(__name__)
 IDLE_EXIT_S = 900.0
@@ -90,7 +89,7 @@ def find_service(home: Home) -> Endpoint | None:
     return endpoint if _is_healthy(endpoint) else None
 
 
-def ensure_service(home: Home, *, start: bool = True, settings: dict[str, Any] | None = None) -> Endpoint:
+def ensure_service(home: Home, *, start: bool = True, settings: JsonObject | None = None) -> Endpoint:
     """The service of a state directory, started if necessary. `ServiceUnreachable`, `StateDirectoryLocked`."""
     endpoint = find_service(home)
     if endpoint is not None:
@@ -178,7 +177,7 @@ def _start_lock(home: Home) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _start_process(home: Home, settings: dict[str, Any]) -> None:
+def _start_process(home: Home, settings: JsonObject) -> None:
     """Start a service that outlives this process, and wait for the first line of its output."""
     command = [sys.executable, "-m", "palaestra.runs.service.server", json.dumps(settings)]
     environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
@@ -233,7 +232,7 @@ def _read_first_line(descriptor: int) -> bytes:
     return text
 
 
-def _parse_status(line: bytes) -> dict[str, Any]:
+def _parse_status(line: bytes) -> JsonObject:
     try:
         data = json.loads(line)
     except ValueError:

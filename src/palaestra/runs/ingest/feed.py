@@ -10,7 +10,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import boot_id
@@ -25,6 +24,7 @@ from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
 from palaestra.runs.state.attempt_plan import AttemptPlan
 from palaestra.runs.state.progress import AttemptProgress, NonFiniteTracker
+from palaestra.runs.wire import JsonObject, upgrade_names
 from palaestra.telemetry.event import (
     CheckpointSaved,
     EpisodeSummary,
@@ -52,8 +52,7 @@ _STORED_COUNTERS = (
     "left_out",
     "unknown",
     "first_dropped",
-    "said",
-    "said_reason",
+    "reported_phase",
     "tracking_url",
 )
 _BATCH = 10_000
@@ -72,19 +71,19 @@ class _Tally:
     unknown: int = 0
     """Events of an unknown kind or schema."""
     first_dropped: str = ""
-    said: str = ""
+    reported_phase: str = ""
     """The last phase reported by the trainer."""
-    said_reason: str = ""
     tracking_url: str = ""
     non_finite: NonFiniteTracker = field(default_factory=NonFiniteTracker)
     returns: deque[float] = field(default_factory=lambda: deque(maxlen=_RETURNS))
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> _Tally:
+    def from_json(cls, data: JsonObject) -> _Tally:
+        data = upgrade_names(data)
         counters = {name: data[name] for name in _STORED_COUNTERS if name in data}
         return cls(**counters, non_finite=NonFiniteTracker(data.get("non_finite", ())))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonObject:
         return {**{name: getattr(self, name) for name in _STORED_COUNTERS}, "non_finite": self.non_finite.to_json()}
 
     def add(self, records: list[Record]) -> None:
@@ -97,7 +96,7 @@ class _Tally:
                 self.returns.append(event.episode_return)
                 self.non_finite.update(event.env_step, {"episode/return": event.episode_return})
             elif isinstance(event, PhaseChanged):
-                self.said, self.said_reason = event.phase, event.reason
+                self.reported_phase = event.phase
                 continue
             elif isinstance(event, LogLine):
                 self.tracking_url = find_tracking_url(event.text) or self.tracking_url
@@ -202,7 +201,7 @@ class Feed:
             update=tally.update,
             episodes=tally.episodes,
             episode_return=sum(tally.returns) / len(tally.returns) if tally.returns else None,
-            reported_phase=tally.said,
+            reported_phase=tally.reported_phase,
             output_bytes=self._output.size,
             source_bytes=self._reader.cursor.offset + translated_bytes,
             tracebacks=self._output.tracebacks,

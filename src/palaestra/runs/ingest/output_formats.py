@@ -96,4 +96,4 @@ OUTPUT_FORMATS: dict[str, OutputFormat] = {
     "cleanrl": OutputFormat(_parse_cleanrl, _is_cleanrl_episode),
     "none": OutputFormat(lambda _: ()),
 }
-"""Output formats by the name in `StdoutLines.grammar`."""
+"""Output formats by the name in `StdoutLines.format`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from typing import NamedTuple
 
 from palaestra.errors import ConfigError
@@ -84,7 +84,7 @@ async def follow(
     after: str,
     get_ring: Callable[[], Ring | None],
     subscribe: Callable[[Callable[[], None]], Callable[[], None]],
-) -> AsyncIterator[StreamItem]:
+) -> AsyncGenerator[StreamItem, None]:
     """Yield what follows a position, then new items. `subscribe` registers a callback for run events."""
     position = Position.parse(after)
     loop, changed = asyncio.get_running_loop(), asyncio.Event()
@@ -118,7 +118,7 @@ async def follow(
             reader.close()
 
 
-async def replay(run: RunDirectory, after: str) -> AsyncIterator[StreamItem]:
+async def replay(run: RunDirectory, after: str) -> AsyncGenerator[StreamItem, None]:
     """Yield what follows a position so far, from the files alone."""
     readers: dict[int, _AttemptReader] = {}
     try:

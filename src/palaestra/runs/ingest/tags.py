@@ -64,7 +64,7 @@ def provenance(sources: tuple[Source, ...], name: str) -> str:
     for source in sources:
         if isinstance(source, EventFiles):
             return f"tensorboard:{_find_tag(source.tags, name)}"
-    output_format = next(source.grammar for source in sources if isinstance(source, StdoutLines))
+    output_format = next(source.format for source in sources if isinstance(source, StdoutLines))
     return f"stdout:{_find_tag(output_format, name)}"
 
 

@@ -11,10 +11,11 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from palaestra.errors import ConfigError
 from palaestra.runs.series.commits import read_lines_backward
+from palaestra.runs.wire import JsonObject
 from palaestra.telemetry.event import Event, UnknownEvent, encode
 
 _FIRST_LINE_BYTES = 1 << 16
@@ -42,7 +43,7 @@ class TranslatedJournal:
 
     seq: int
     """Number of the last line; 0 when the journal is empty."""
-    state: dict[str, Any]
+    state: JsonObject
     """State stored with the last batch; empty when there is none."""
 
     def __init__(self, path: Path) -> None:
@@ -57,7 +58,7 @@ class TranslatedJournal:
             self.close()
             raise
 
-    def append(self, events: Sequence[TranslatedEvent], state: dict[str, Any]) -> None:
+    def append(self, events: Sequence[TranslatedEvent], state: JsonObject) -> None:
         """Append a batch and the state after it; after an `OSError`, nothing was appended."""
         if not events:
             return
@@ -85,7 +86,7 @@ class TranslatedJournal:
             os.close(fd)
 
 
-def _read_last_batch(fd: int) -> tuple[int, int, dict[str, Any]]:
+def _read_last_batch(fd: int) -> tuple[int, int, JsonObject]:
     """Return the end of the last complete batch, its last sequence number and its state."""
     lines = read_lines_backward(fd)
     next(lines, None)  # an incomplete line

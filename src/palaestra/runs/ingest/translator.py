@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt
@@ -20,6 +20,7 @@ from palaestra.runs.ingest.stdout import MAX_LINE_BYTES, LineTail
 from palaestra.runs.ingest.tags import EPISODE_TAGS, TAGS, EpisodePairing, PendingEpisode
 from palaestra.runs.ingest.translated_journal import Origin, TranslatedEvent, TranslatedJournal
 from palaestra.runs.runner import EventFiles, Source, StdoutLines
+from palaestra.runs.wire import JsonObject
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 
 T = TypeVar("T")
@@ -84,7 +85,7 @@ class Thinning:
 class _Shared:
     """State shared by the sources of an attempt."""
 
-    def __init__(self, thin_every: int, state: dict[str, Any], clock: Callable[[], float]) -> None:
+    def __init__(self, thin_every: int, state: JsonObject, clock: Callable[[], float]) -> None:
         self.counts = TranslationCounts(**state.get("counts", {}))
         self.thinning = Thinning(thin_every, state.get("thinned"))
         self.clock = clock
@@ -104,9 +105,9 @@ class _Shared:
 class _StdoutSource:
     """Reads stdout.log in an output format."""
 
-    def __init__(self, path: Path, source: StdoutLines, state: dict[str, Any], shared: _Shared) -> None:
-        self._format = _look_up(OUTPUT_FORMATS, source.grammar, "grammar")
-        self._origin = Origin(f"stdout:{source.grammar}", path.name, 0)
+    def __init__(self, path: Path, source: StdoutLines, state: JsonObject, shared: _Shared) -> None:
+        self._format = _look_up(OUTPUT_FORMATS, source.format, "format")
+        self._origin = Origin(f"stdout:{source.format}", path.name, 0)
         inode, offset = state.get("file", (0, 0))
         self._tail = LineTail(path, offset, inode)
         self._shared = shared
@@ -141,7 +142,7 @@ class _StdoutSource:
                 events.append(TranslatedEvent(event, self._origin._replace(offset=offset), now))
         return len(lines)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return {"file": [self._tail.inode, self._tail.offset]}
 
     def bytes_read(self) -> int:
@@ -151,7 +152,7 @@ class _StdoutSource:
 class _EventFileSource:
     """Reads TensorBoard files below the working directory, including those created later."""
 
-    def __init__(self, work: Path, source: EventFiles, state: dict[str, Any], shared: _Shared) -> None:
+    def __init__(self, work: Path, source: EventFiles, state: JsonObject, shared: _Shared) -> None:
         self._work, self._pattern = work, source.pattern
         self._metric_names = _look_up(TAGS, source.tags, "tag table")
         self._source = f"tensorboard:{source.tags}"
@@ -186,7 +187,7 @@ class _EventFileSource:
             self._finish(events)
         return count
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         files = {name: [tail.inode, tail.offset] for name, tail in self._tails.items()}
         pending = self._pairing.pending if self._pairing else None
         return {"files": files, "pending": list(pending) if pending else None}
@@ -303,8 +304,8 @@ class Translator:
         """Close the journal. May be called again."""
         self._journal.close()
 
-    def _state(self) -> dict[str, Any]:
-        state: dict[str, Any] = {
+    def _state(self) -> JsonObject:
+        state: JsonObject = {
             "schema": 1,
             "sources": [source.state() for source in self._sources],
             "counts": vars(self._shared.counts).copy(),

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from palaestra.errors import LaunchRefused
 from palaestra.files.atomic import write_json
@@ -28,6 +28,7 @@ from palaestra.runs.record import RunEvent
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.state.attempt_status import LABEL_VARIABLE, read_status
 from palaestra.runs.state.unsupervised import find_journal_writer
+from palaestra.runs.wire import JsonObject
 
 _STUCK_AFTER_S = 10.0
 """Time beyond the grace period after which a watchdog is considered stuck."""
@@ -66,8 +67,8 @@ class AttemptProcess:
         finally:
             os.close(handle)
         _reap(pid)
-        error = (read_status(attempt).exit or {}).get("launch_error")
-        reason = str(error or "its watchdog ended before the trainer started")
+        exit_ = read_status(attempt).exit
+        reason = (exit_ and exit_.launch_error) or "its watchdog ended before the trainer started"
         raise LaunchRefused("command", plan.argv[0], reason, f"{attempt.stdout} may say more")
 
     @classmethod
@@ -173,7 +174,7 @@ def find_survivors(attempt: Attempt) -> SurvivingProcesses:
 
 def write_process_record(attempt: Attempt, survivors: SurvivingProcesses) -> None:
     """Write process.json like the watchdog does, so that the attempt can be adopted."""
-    processes = {"warden": survivors.watchdog, "trainer": survivors.trainer}
+    processes = {"watchdog": survivors.watchdog, "trainer": survivors.trainer}
     identities = {name: None if identity is None else asdict(identity) for name, identity in processes.items()}
     write_json(attempt.process, {"schema": 1, **identities, "label": survivors.label})
 
@@ -224,7 +225,7 @@ def _spawn_watchdog(plan: LaunchPlan, attempt: Attempt, *, memory_mb: int | None
     nothing = output = -1
     try:
         os.set_inheritable(ready_writer, True)
-        launch: dict[str, Any] = {
+        launch: JsonObject = {
             "schema": 1,
             "argv": list(plan.argv),
             "cwd": str(plan.cwd),
@@ -258,7 +259,7 @@ def _spawn_watchdog(plan: LaunchPlan, attempt: Attempt, *, memory_mb: int | None
     return ready, pid
 
 
-def _write_stop_request(attempt: Attempt, request: dict[str, Any]) -> None:
+def _write_stop_request(attempt: Attempt, request: JsonObject) -> None:
     try:
         write_json(attempt.stop, request)
     except OSError:

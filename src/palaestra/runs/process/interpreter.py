@@ -19,12 +19,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
 from palaestra.runs.runner import AttemptPaths, Finding, Machine
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.wire import JsonObject, from_json
 
 PROBE_PROGRAM = Path(__file__).with_name("probe.py")
 PROBE_TIMEOUT_S = 60.0
@@ -46,6 +46,30 @@ class Interpreter:
 
 
 @dataclass(frozen=True)
+class ProbedEnvironment:
+    """Whether an interpreter can create an environment."""
+
+    made: bool
+    signature: JsonObject = field(default_factory=dict)
+    """Its identity and spaces; empty if it was not created."""
+    reason: str = ""
+    """Why it was not created."""
+    known: tuple[str, ...] = ()
+    """All registered ids, if it was not created."""
+
+
+@dataclass(frozen=True)
+class ProbedParameter:
+    """A parameter of a class."""
+
+    default: object
+    """None if JSON cannot represent it."""
+    required: bool
+    kind: str
+    """Its annotation as text."""
+
+
+@dataclass(frozen=True)
 class Probe:
     """What an interpreter provides."""
 
@@ -55,10 +79,19 @@ class Probe:
     packages: Mapping[str, str | None] = field(default_factory=dict)
     """Versions of the requested packages; None: not installed."""
     cuda: bool = False
-    env: Mapping[str, Any] = field(default_factory=dict)
+    env: ProbedEnvironment | None = None
+    """None if the probe was not asked for one."""
     missing_wrappers: tuple[str, ...] = ()
     """Requested names that `gymnasium.wrappers` does not have."""
-    arguments: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Mapping[str, ProbedParameter] | None = None
+    """Parameters of the requested class by name; None without a request, and if it cannot be imported."""
+    import_error: str = ""
+    """Why the requested class cannot be imported."""
+
+    @property
+    def env_signature(self) -> JsonObject:
+        """Identity and spaces of the environment; empty if it was not created."""
+        return {} if self.env is None else self.env.signature
 
     @property
     def version_text(self) -> str:
@@ -147,7 +180,7 @@ def _packages_changed(python: str) -> float:
     return max((directory.stat().st_mtime for directory in directories), default=0.0)
 
 
-def _run_probe(python: str, request: Mapping[str, Any], environment: Mapping[str, str]) -> Probe:
+def _run_probe(python: str, request: Mapping[str, object], environment: Mapping[str, str]) -> Probe:
     try:
         done = subprocess.run(
             [python, str(PROBE_PROGRAM), json.dumps(request)],
@@ -169,13 +202,16 @@ def _run_probe(python: str, request: Mapping[str, Any], environment: Mapping[str
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return Probe(error=f"exit code {done.returncode}: {last[:300]}")
+    env, parameters = answer.get("env"), answer.get("arguments", {})
+    takes = parameters.get("takes")
     return Probe(
         version=tuple(int(part) for part in answer["python"].split(".")),
         packages=answer["packages"],
         cuda=answer.get("cuda", False),
-        env=answer.get("env", {}),
+        env=None if env is None else from_json(ProbedEnvironment, env),
         missing_wrappers=tuple(answer.get("missing_wrappers", ())),
-        arguments=answer.get("arguments", {}),
+        arguments=takes and {name: from_json(ProbedParameter, parameter) for name, parameter in takes.items()},
+        import_error=parameters.get("reason", ""),
     )
 
 
@@ -212,14 +248,15 @@ def cuda_findings(interpreter: Interpreter, probed: Probe) -> list[Finding]:
 
 def environment_findings(probed: Probe, env_id: str) -> list[Finding]:
     """Check that the environment can be created."""
-    if not probed.env or probed.env.get("made"):
-        return [Finding("env", "ok", env_id)] if probed.env else []
-    known = probed.env["known"]
-    close = closest_names(env_id, known)
+    if probed.env is None:
+        return []
+    if probed.env.made:
+        return [Finding("env", "ok", env_id)]
+    close = closest_names(env_id, probed.env.known)
     hint = f"Nearest: {', '.join(close)}" if close else "Look at what gymnasium has registered there"
-    if env_id in known:
+    if env_id in probed.env.known:
         hint = "Install what it names, or choose another environment"
-    return [Finding("env", "refused", f"{env_id} cannot be made: {probed.env['reason'][:300]}", hint)]
+    return [Finding("env", "refused", f"{env_id} cannot be made: {probed.env.reason[:300]}", hint)]
 
 
 def inherited_variables(machine: Machine) -> dict[str, str]:

@@ -12,13 +12,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypeAlias
 
 from palaestra.files.atomic import append_line
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, list_descendants
 from palaestra.runs.state.attempt_status import read_tail
-from palaestra.runs.wire import API_SCHEMA
+from palaestra.runs.wire import API_SCHEMA, JsonObject
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -28,6 +28,7 @@ _LIST_QUERY = (_NVIDIA_SMI, "--query-gpu=index,uuid,name,memory.total", _CSV)
 _USAGE_QUERY = (_NVIDIA_SMI, "--query-gpu=index,utilization.gpu,memory.used", _CSV)
 _QUERY_TIMEOUT_S = 10.0
 _TAIL_BYTES = 1 << 22
+_Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def _maximum(one: ResourceSample, other: ResourceSample) -> ResourceSample:
 
 def _parse_sample(line: bytes) -> ResourceSample | None:
     try:
-        data: dict[str, Any] = json.loads(line)
+        data: JsonObject = json.loads(line)
         gpus = tuple((str(index), float(busy), float(used)) for index, busy, used in data["gpus"])
         return ResourceSample(
             float(data["time"]), float(data["cpu_percent"]), float(data["rss_mb"]), int(data["processes"]), gpus
@@ -163,9 +164,7 @@ class Gpu:
     memory_mb: int = 0
 
 
-def detect_gpus(
-    run: Callable[..., Any] = subprocess.run, environment: Mapping[str, str] | None = None
-) -> tuple[Gpu, ...]:
+def detect_gpus(run: _Run = subprocess.run, environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:
     """The GPUs that can be leased; none without a driver. `PALAESTRA_GPUS=0,1` overrides the detection.
 
     GPUs hidden from the service by CUDA_VISIBLE_DEVICES are excluded.
@@ -196,7 +195,7 @@ def _select_visible(gpus: tuple[Gpu, ...], visible: str) -> Iterator[Gpu]:
         yield matches[0]
 
 
-def _query_gpus(command: tuple[str, ...], run: Callable[..., Any] = subprocess.run) -> list[list[str]]:
+def _query_gpus(command: tuple[str, ...], run: _Run = subprocess.run) -> list[list[str]]:
     """The rows that nvidia-smi prints; none if it fails."""
     try:
         done = run(command, capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False)

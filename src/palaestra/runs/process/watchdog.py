@@ -152,7 +152,7 @@ class _Attempt:
         )
 
     def _write_process_record(self, launch: dict[str, Any]) -> None:
-        processes = {"warden": ProcessIdentity.of(os.getpid()), "trainer": ProcessIdentity.of(self._trainer)}
+        processes = {"watchdog": ProcessIdentity.of(os.getpid()), "trainer": ProcessIdentity.of(self._trainer)}
         identities = {name: None if identity is None else asdict(identity) for name, identity in processes.items()}
         _write_json(
             "process.json",

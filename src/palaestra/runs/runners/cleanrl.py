@@ -14,7 +14,6 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
@@ -48,6 +47,7 @@ from palaestra.runs.runners.cleanrl_script import (
     read_script,
 )
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.wire import JsonObject
 
 SHIM = Path(__file__).with_name("shims") / "cleanrl" / "sitecustomize.py"
 RENAMED = {"GrayScaleObservation": "GrayscaleObservation", "FrameStack": "FrameStackObservation"}
@@ -79,7 +79,7 @@ class _Request:
 
     checkout: Path
     script: Script
-    values: dict[str, Any]
+    values: JsonObject
     findings: tuple[Finding, ...]
     scanned: ScannedImports
 
@@ -96,7 +96,7 @@ class _Request:
     def env_id(self) -> str:
         return str(self.value("env_id") or "")
 
-    def value(self, name: str) -> Any:
+    def value(self, name: str) -> object:
         argument = self.script.argument(name)
         return self.values.get(name, argument.default if argument else None)
 
@@ -113,10 +113,10 @@ class CleanrlRunner:
         runs_foreign_code=True,
     )
 
-    def config_schema(self, spec: RunSpec) -> dict[str, Any]:
+    def config_schema(self, spec: RunSpec) -> JsonObject:
         """The arguments of the script, and the checkout."""
         description = f"Directory of the CleanRL checkout. Default: ${CHECKOUT}."
-        properties: dict[str, Any] = {"checkout": {"type": "string", "description": description}}
+        properties: JsonObject = {"checkout": {"type": "string", "description": description}}
         if spec.script is not None:
             checkout = _find_checkout(spec, os.environ)
             arguments = read_script(_find_script(spec.script, checkout)).arguments
@@ -178,7 +178,7 @@ class CleanrlRunner:
             env_id=request.env_id,
             algorithm=request.script.path.stem,
             total_steps=total if isinstance(total, int) else None,
-            env_signature=probed.env.get("signature", {}),
+            env_signature=probed.env_signature,
             resolved={
                 **{argument.name: request.value(argument.name) for argument in request.script.arguments},
                 "script": str(request.script.path.relative_to(request.checkout)),

@@ -41,7 +41,7 @@ class ScannedImports:
     """Names that it uses from `gymnasium.wrappers`."""
 
 
-def scan_imports(script: Path, checkout: Path, local: Iterable[str], values: Mapping[str, Any]) -> ScannedImports:
+def scan_imports(script: Path, checkout: Path, local: Iterable[str], values: Mapping[str, object]) -> ScannedImports:
     """Scan a script and the modules of the checkout that it imports, given the known values of its arguments."""
     scanner = _Scanner(checkout, frozenset(local), values)
     scanner.scan_module(script, main=True)
@@ -50,7 +50,7 @@ def scan_imports(script: Path, checkout: Path, local: Iterable[str], values: Map
 
 
 class _Scanner:
-    def __init__(self, checkout: Path, local: frozenset[str], values: Mapping[str, Any]) -> None:
+    def __init__(self, checkout: Path, local: frozenset[str], values: Mapping[str, object]) -> None:
         self._checkout, self._local, self._values = checkout, local, values
         self._modules: dict[Path, dict[str, ast.FunctionDef]] = {}
         self._imported: dict[str, ast.FunctionDef] = {}
@@ -154,7 +154,7 @@ class _Scanner:
         base = self._checkout / module.replace(".", "/")
         return next((path for path in (base.with_suffix(".py"), base / "__init__.py") if path.is_file()), None)
 
-    def _evaluate(self, node: ast.expr) -> Any:
+    def _evaluate(self, node: ast.expr) -> object:
         """The value of an expression of constants and arguments of the script, or `_UNKNOWN`."""
         if isinstance(node, ast.Constant):
             return node.value
@@ -171,14 +171,14 @@ class _Scanner:
             return self._evaluate_comparison(node)
         return _UNKNOWN
 
-    def _evaluate_boolean(self, node: ast.BoolOp) -> Any:
+    def _evaluate_boolean(self, node: ast.BoolOp) -> object:
         values = [self._evaluate(value) for value in node.values]
         decisive = isinstance(node.op, ast.Or)
         if any(value is not _UNKNOWN and bool(value) is decisive for value in values):
             return decisive
         return _UNKNOWN if any(value is _UNKNOWN for value in values) else not decisive
 
-    def _evaluate_comparison(self, node: ast.Compare) -> Any:
+    def _evaluate_comparison(self, node: ast.Compare) -> object:
         left, right = self._evaluate(node.left), self._evaluate(node.comparators[0])
         compare = _COMPARISONS.get(type(node.ops[0]))
         if compare is None or left is _UNKNOWN or right is _UNKNOWN:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
 from palaestra.runs.runner import Finding
+from palaestra.runs.wire import JsonObject
 
 Kind = Literal["bool", "int", "float", "str", "list", "other"]
 _KINDS: dict[str, Kind] = {"bool": "bool", "int": "int", "float": "float", "str": "str"}
@@ -33,7 +34,7 @@ class ScriptArgument:
 
     name: str
     kind: Kind
-    default: Any = None
+    default: object = None
     help: str = ""
     optional: bool = False
     """Whether None is a valid value."""
@@ -165,12 +166,12 @@ def _parse_generic(annotation: ast.Subscript) -> tuple[Kind, Kind, bool, tuple[s
     return "other", "str", False, ()
 
 
-def argument_schema(arguments: Iterable[ScriptArgument]) -> dict[str, Any]:
+def argument_schema(arguments: Iterable[ScriptArgument]) -> JsonObject:
     """JSON Schema properties; `x-hidden` marks arguments that a form need not show."""
-    properties: dict[str, Any] = {}
+    properties: JsonObject = {}
     for argument in arguments:
         types = [_JSON_TYPES.get(argument.kind, "string"), *(["null"] if argument.optional else [])]
-        entry: dict[str, Any] = {"type": types if len(types) > 1 else types[0], "description": argument.help}
+        entry: JsonObject = {"type": types if len(types) > 1 else types[0], "description": argument.help}
         if argument.kind == "list":
             entry["items"] = {"type": _JSON_TYPES.get(argument.item, "string")}
         if argument.choices:
@@ -183,7 +184,7 @@ def argument_schema(arguments: Iterable[ScriptArgument]) -> dict[str, Any]:
     return properties
 
 
-def check_values(arguments: Sequence[ScriptArgument], values: Mapping[str, Any], script: str) -> list[Finding]:
+def check_values(arguments: Sequence[ScriptArgument], values: Mapping[str, object], script: str) -> list[Finding]:
     """Problems with the values; empty if the script accepts them."""
     known = {argument.name: argument for argument in arguments}
     findings = []
@@ -237,7 +238,7 @@ def leaves_directory(value: object) -> bool:
     return isinstance(value, str) and (value.startswith(("/", "~")) or ".." in value.split("/"))
 
 
-def build_flags(arguments: Sequence[ScriptArgument], values: Mapping[str, Any]) -> list[str]:
+def build_flags(arguments: Sequence[ScriptArgument], values: Mapping[str, object]) -> list[str]:
     """Command-line words for checked values, in the order of the script's arguments."""
     words: list[str] = []
     for argument in arguments:
@@ -247,7 +248,7 @@ def build_flags(arguments: Sequence[ScriptArgument], values: Mapping[str, Any]) 
         text = str(value)
         if argument.kind == "bool" and isinstance(value, bool):
             words.append(flag if value else f"--no-{flag[2:]}")
-        elif argument.kind == "list" and value is not None:
+        elif argument.kind == "list" and isinstance(value, list | tuple):
             words += [flag, *(str(element) for element in value)]
         elif text.startswith("-") or not text:
             words.append(f"{flag}={text}")

@@ -111,8 +111,8 @@ def _check_plan(plan: LaunchPlan, spec: RunSpec) -> None:
     assert plan.sources, "a plan has a telemetry source"
     for source in plan.sources:
         if isinstance(source, StdoutLines):
-            assert source.grammar in OUTPUT_FORMATS, (
-                f"the grammar {source.grammar!r} is one of {', '.join(OUTPUT_FORMATS)}"
+            assert source.format in OUTPUT_FORMATS, (
+                f"the format {source.format!r} is one of {', '.join(OUTPUT_FORMATS)}"
             )
         elif isinstance(source, EventFiles):
             assert source.tags in TAGS, f"the tag table {source.tags!r} is one of {', '.join(TAGS)}"
@@ -149,7 +149,7 @@ async def _check_run(plan: LaunchPlan) -> None:
     status = read_status(attempt)
     assert status.exit is not None, "the run ends and its exit is recorded"
     tail = attempt.stdout.read_text(errors="replace")[-500:]
-    assert status.exit.get("returncode") == 0, f"the given spec succeeds: {status.exit}; output: {tail}"
+    assert status.exit.returncode == 0, f"the given spec succeeds: {status.exit}; output: {tail}"
     assert _read_events(plan, attempt), "the run reports at least one event"
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ from palaestra.runs.runner import (
     StdoutLines,
 )
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.wire import JsonObject
 
 PROGRAM = Path(__file__).with_name("programs") / "echo_program.py"
 ENV_STEPS = 10
@@ -81,7 +82,7 @@ class EchoRunner:
     name = "echo"
     capabilities = RunnerCapabilities(title="Echo, for trials and tests", resume=True)
 
-    def config_schema(self, spec: RunSpec) -> dict[str, Any]:
+    def config_schema(self, spec: RunSpec) -> JsonObject:
         """The keys of `EchoConfig`."""
         return EchoConfig.model_json_schema()
 

@@ -11,8 +11,8 @@ import json
 import subprocess
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import palaestra
 from palaestra.errors import ConfigError
@@ -27,6 +27,7 @@ from palaestra.runs.process.interpreter import (
 from palaestra.runs.runner import AttemptPaths, Finding, JournalFile, LaunchPlan, Machine, RunnerCapabilities
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.video.encoder import require_encoder
+from palaestra.runs.wire import JsonObject, from_json
 
 TIMEOUT_S = 180.0
 CACHE_S = 60.0
@@ -34,7 +35,18 @@ _MODULE = ("-P", "-m", "palaestra")
 _ROOT = str(Path(palaestra.__file__).parents[1])
 
 
-def training_config(spec: RunSpec) -> dict[str, Any]:
+@dataclass(frozen=True)
+class CheckedConfig:
+    """What `train --check` prints for a configuration that can be trained."""
+
+    env_id: str
+    algorithm: str
+    total_steps: int | None
+    env_signature: JsonObject
+    resolved: JsonObject
+
+
+def training_config(spec: RunSpec) -> JsonObject:
     """The configuration of `train`: the keys of the spec, with the options of the run applied."""
     data = copy.deepcopy(spec.config)
 
@@ -71,13 +83,13 @@ class PalaestraRunner:
     )
 
     def __init__(self) -> None:
-        self._check_cache: dict[str, tuple[dict[str, Any], float]] = {}
+        self._check_cache: dict[str, tuple[JsonObject, float]] = {}
 
-    def config_schema(self, spec: RunSpec) -> dict[str, Any]:
+    def config_schema(self, spec: RunSpec) -> JsonObject:
         """The schema that `palaestra schema run` prints, or `schema ui` for UI agents."""
         kind = "ui" if "model" in spec.config and "env" not in spec.config else "run"
         process = _run_cli(choose_python(spec), ("schema", kind), "", spec.invoked_from, {"PATH": "/usr/bin:/bin"})
-        schema: dict[str, Any] = json.loads(process.stdout)
+        schema: JsonObject = json.loads(process.stdout)
         return schema
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
@@ -94,14 +106,14 @@ class PalaestraRunner:
         except ConfigError as error:
             check = {"env.id": "env", "python": "python"}.get(error.place, "flag")
             return [Finding(check, "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)]
-        length = f", {checked['total_steps']:,} steps" if checked["total_steps"] else ""
+        length = f", {checked.total_steps:,} steps" if checked.total_steps else ""
         return [
             Finding("python", "ok", f"{interpreter.path} ({interpreter.how})"),
-            Finding("env", "ok", checked["env_id"]),
-            Finding("config", "ok", f"{checked['algorithm']}{length}"),
+            Finding("env", "ok", checked.env_id),
+            Finding("config", "ok", f"{checked.algorithm}{length}"),
             *(cuda_findings(interpreter, probe(interpreter, machine, cuda=True)) if spec.gpus else []),
-            *_device_findings(spec, checked["resolved"]),
-            *(_video_findings(spec, checked["env_id"]) if spec.video else []),
+            *_device_findings(spec, checked.resolved),
+            *(_video_findings(spec, checked.env_id) if spec.video else []),
         ]
 
     def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
@@ -123,20 +135,20 @@ class PalaestraRunner:
             cwd=spec.invoked_from,
             paths=paths,
             sources=(JournalFile(),),
-            film=spec.video,
+            record_video=spec.video,
             # It finishes its update and saves a checkpoint, which takes a while for a large model.
             stop_grace_s=60.0,
-            env_id=checked["env_id"],
-            algorithm=checked["algorithm"],
-            total_steps=checked["total_steps"],
+            env_id=checked.env_id,
+            algorithm=checked.algorithm,
+            total_steps=checked.total_steps,
             steps_key="trainer.num_training_steps" if is_ui_config(spec.config) else "trainer.total_timesteps",
-            env_signature=checked["env_signature"],
-            resolved=checked["resolved"],
+            env_signature=checked.env_signature,
+            resolved=checked.resolved,
             files={config_file.name: json.dumps(training_config(spec), indent=2) + "\n"},
             versions={"palaestra": palaestra.__version__},
         )
 
-    def _check(self, spec: RunSpec, interpreter: Interpreter, machine: Machine) -> dict[str, Any]:
+    def _check(self, spec: RunSpec, interpreter: Interpreter, machine: Machine) -> CheckedConfig:
         """The result of `train --check`, cached for a minute. Raises `ConfigError` if it refuses."""
         document = json.dumps(training_config(spec))
         # The devices that the run will see, so that other devices are refused before it is queued.
@@ -150,20 +162,20 @@ class PalaestraRunner:
                 interpreter, ("train", "/dev/stdin", "--check"), document, spec.invoked_from, environment
             )
             try:
-                checked = json.loads(process.stdout.splitlines()[-1])
+                answer = json.loads(process.stdout.splitlines()[-1])
             except (ValueError, IndexError):
                 output = (process.stderr.strip().splitlines() or ["no output"])[-1]
                 reason = f"cannot run palaestra (exit code {process.returncode}: {output[:300]})"
                 raise ConfigError("python", interpreter.path, reason, "Install palaestra there") from None
-            self._check_cache[key] = (checked, now)
-        checked = self._check_cache[key][0]
-        if "refused" in checked:
-            refused = checked["refused"]
+            self._check_cache[key] = (answer, now)
+        answer = self._check_cache[key][0]
+        if "refused" in answer:
+            refused = answer["refused"]
             raise ConfigError(refused["place"], refused["value"], refused["reason"], refused["remedy"])
-        return checked
+        return from_json(CheckedConfig, answer)
 
 
-def _device_findings(spec: RunSpec, resolved: Mapping[str, Any]) -> list[Finding]:
+def _device_findings(spec: RunSpec, resolved: JsonObject) -> list[Finding]:
     """Whether the run would use the GPUs that it leases."""
     key = "model.device" if "model" in resolved else "trainer.device"
     section, _, name = key.partition(".")

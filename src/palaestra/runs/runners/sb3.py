@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -16,6 +15,7 @@ from palaestra.errors import ConfigError
 from palaestra.runs.process.interpreter import (
     Interpreter,
     Probe,
+    ProbedParameter,
     choose_python,
     cuda_findings,
     environment_findings,
@@ -25,6 +25,7 @@ from palaestra.runs.process.interpreter import (
 )
 from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, RunnerCapabilities, StdoutLines
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.wire import JsonObject
 
 PROGRAM = Path(__file__).with_name("programs") / "sb3_program.py"
 ALGORITHMS = {
@@ -38,13 +39,13 @@ _RESERVED_ARGUMENTS = frozenset({"policy", "env", "seed", "device", "verbose", "
 class Sb3Config(Section):
     """Configuration of a Stable-Baselines3 run."""
 
-    algorithm: dict[str, Any] = Field(default_factory=dict)
+    algorithm: JsonObject = Field(default_factory=dict)
     """Keyword arguments of the algorithm, such as learning_rate. Default: those of the algorithm."""
     policy: str = "MlpPolicy"
     """`MlpPolicy`, `CnnPolicy` or `MultiInputPolicy`."""
     num_envs: int = Field(1, ge=1, le=1024)
     """Number of environments, stepped one after the other."""
-    env_kwargs: dict[str, Any] = Field(default_factory=dict)
+    env_kwargs: JsonObject = Field(default_factory=dict)
     """Keyword arguments of the environment."""
     total_timesteps: int = Field(100_000, ge=1)
     """Total number of steps over all environments."""
@@ -60,7 +61,7 @@ class Sb3Runner:
     name = "sb3"
     capabilities = RunnerCapabilities(title="Stable-Baselines3", warm_start=True, resume=True, video=True)
 
-    def config_schema(self, spec: RunSpec) -> dict[str, Any]:
+    def config_schema(self, spec: RunSpec) -> JsonObject:
         """The keys of `Sb3Config`."""
         return Sb3Config.model_json_schema()
 
@@ -126,7 +127,7 @@ class Sb3Runner:
             algorithm=(spec.script or "").lower(),
             total_steps=config.total_timesteps,
             steps_key="total_timesteps",
-            env_signature=probed.env.get("signature", {}),
+            env_signature=probed.env_signature,
             resolved={**config.model_dump(), "env_id": spec.env_id, "seed": spec.seed or 0, "class": address},
             versions={"python": probed.version_text, **{k: v for k, v in probed.packages.items() if v is not None}},
         )
@@ -163,13 +164,11 @@ def _run_probe(spec: RunSpec, address: str, interpreter: Interpreter, machine: M
     return probe(interpreter, machine, packages=packages, env_id=spec.env_id, cuda=spec.gpus > 0, signature_of=address)
 
 
-def _argument_findings(arguments: dict[str, Any], probed: Probe, address: str) -> list[Finding]:
+def _argument_findings(arguments: JsonObject, probed: Probe, address: str) -> list[Finding]:
     """Check names against the signature of the constructor, and types as far as its defaults tell."""
-    if not probed.arguments.get("found"):
-        return [Finding("script", "refused", f"{address}: {probed.arguments.get('reason')}", "Install a newer version")]
-    known = {
-        name: parameter for name, parameter in probed.arguments["takes"].items() if name not in _RESERVED_ARGUMENTS
-    }
+    if probed.arguments is None:
+        return [Finding("script", "refused", f"{address}: {probed.import_error}", "Install a newer version")]
+    known = {name: parameter for name, parameter in probed.arguments.items() if name not in _RESERVED_ARGUMENTS}
     findings = []
     for name, value in arguments.items():
         parameter = known.get(name)
@@ -178,15 +177,14 @@ def _argument_findings(arguments: dict[str, Any], probed: Probe, address: str) -
             remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}"
             findings.append(Finding("flag", "refused", f"algorithm.{name}: {address} has no such argument", remedy))
         elif not _has_plausible_type(value, parameter):
-            text = f"algorithm.{name} = {value!r}: {address} expects {parameter['kind']}"
-            findings.append(Finding("flag", "refused", text, f"Its default is {parameter['default']!r}"))
+            text = f"algorithm.{name} = {value!r}: {address} expects {parameter.kind}"
+            findings.append(Finding("flag", "refused", text, f"Its default is {parameter.default!r}"))
     return findings or [Finding("config", "ok", f"{len(arguments)} arguments of {address}")]
 
 
-def _has_plausible_type(value: object, parameter: dict[str, Any]) -> bool:
-    default, kind = parameter["default"], str(parameter["kind"])
-    if isinstance(default, bool):
+def _has_plausible_type(value: object, parameter: ProbedParameter) -> bool:
+    if isinstance(parameter.default, bool):
         return isinstance(value, bool)
-    if isinstance(default, int | float) and isinstance(value, str):
-        return "str" in kind
+    if isinstance(parameter.default, int | float) and isinstance(value, str):
+        return "str" in parameter.kind
     return True

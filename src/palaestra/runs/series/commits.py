@@ -15,10 +15,10 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from palaestra.files.atomic import write_text
 from palaestra.files.run_directory import Attempt
+from palaestra.runs.wire import JsonObject
 from palaestra.telemetry.journal import Cursor
 
 _MAX_LOG_BYTES = 256 * 1024
@@ -31,7 +31,7 @@ class Commit:
 
     cursor: Cursor = field(default_factory=Cursor)
     counts: tuple[int, ...] = ()
-    tally: dict[str, Any] = field(default_factory=dict)
+    tally: JsonObject = field(default_factory=dict)
     """Other counters of the feed."""
     boot_id: str = ""
     whole: bool = False

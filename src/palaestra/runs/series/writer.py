@@ -31,6 +31,7 @@ from palaestra.runs.series.format import (
     read_records,
     record_count,
 )
+from palaestra.runs.wire import JsonObject
 from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
 from palaestra.telemetry.journal import Cursor
 
@@ -99,7 +100,7 @@ class SeriesWriter:
         """Points of metrics beyond `MAX_METRICS`, and of steps outside the 64-bit range."""
         self.cursor = Cursor()
         """Position in the journal up to which records were committed."""
-        self.tally: dict[str, Any] = {}
+        self.tally: JsonObject = {}
         """Counters given to the last flush."""
         if not self._recover():
             shutil.rmtree(directory, ignore_errors=True)
@@ -135,7 +136,7 @@ class SeriesWriter:
                     column.waiting.append((step, value, time))
                     self.waiting += 1
 
-    def flush(self, cursor: Cursor, tally: dict[str, Any], *, durable: bool = False) -> None:
+    def flush(self, cursor: Cursor, tally: JsonObject, *, durable: bool = False) -> None:
         """Write the waiting points and commit them. After an `OSError`, discard this writer and open a new one."""
         if cursor == self.cursor and not durable and not self.waiting:
             return

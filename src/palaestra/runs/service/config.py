@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -41,11 +41,11 @@ class ServiceConfig(SupervisorConfig):
         return value
 
 
-def service_config(home: Home, given: Mapping[str, Any]) -> ServiceConfig:
+def service_config(home: Home, settings: Mapping[str, object]) -> ServiceConfig:
     """The given settings on top of those in `service.yaml` of the state directory, if there is one."""
     path = home.path / SETTINGS_FILE
     stored = read_config_file(path) if path.exists() else {}
-    return parse_section(ServiceConfig, {**stored, **given}, place="service")
+    return parse_section(ServiceConfig, {**stored, **settings}, place="service")
 
 
 def changed_settings_warning(home: Home) -> str:

@@ -177,9 +177,7 @@ def add_video_routes(app: FastAPI, reader: RunReader) -> None:
             _check_range(wanted, stat.st_size)
         return FileResponse(clip.path, stat_result=stat)
 
-    @tools_router.post(
-        "/runs/{run_id}/videos", status_code=201, operation_id="film", responses=NOT_FOUND, response_model=ClipResponse
-    )
+    @tools_router.post("/runs/{run_id}/videos", status_code=201, responses=NOT_FOUND, response_model=ClipResponse)
     def record_video(run_id: RunId, body: VideoBody) -> JsonObject:
         """Play a checkpoint and record a clip, in separate processes. Returns when the clip is complete."""
         run = reader.paths(run_id)

@@ -3,7 +3,7 @@
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
 import asyncio
 import os
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query
 from pydantic import Field, StrictBool
@@ -74,7 +74,7 @@ class ResumeBody(RequestBody):
     """The digest of the command, for runners that execute foreign code."""
     checkpoint: Annotated[StoredText | None, Field(min_length=1, max_length=4096)] = None
     """Id of the checkpoint, a prefix of the id, its file name or its path; null: the newest undamaged one."""
-    changes: Annotated[dict[str, Any], Field(default_factory=dict, max_length=100)]
+    changes: Annotated[JsonObject, Field(default_factory=dict, max_length=100)]
     """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
 
 
@@ -152,7 +152,7 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
         return to_json(_newest(supervisor, record))
 
     @runs_router.get("/runs/{run_id}/life", responses=NOT_FOUND, response_model=list[RunEvent])
-    def life(run_id: RunId) -> list[JsonObject]:
+    def event_log(run_id: RunId) -> list[JsonObject]:
         """The events of a run, in order."""
         return [to_json(event) for event in reader.events(run_id)]
 

@@ -9,7 +9,7 @@ files, so it does not take up memory of the service.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import Annotated, TypeVar
 
 from fastapi import FastAPI, Header, Query
@@ -59,7 +59,7 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, c
     ) -> EventStream:
         """All events of a run after an id, then new ones as they occur; ends with `event: end`.
 
-        `event: life` and `event: alarm` carry a run event, `event: event` one line of the journal. Without `follow`
+        `event: run` and `event: alarm` carry a run event, `event: event` one line of the journal. Without `follow`
         the stream ends after the events so far.
         """
         position = last_event_id or after
@@ -94,9 +94,9 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, c
     app.include_router(streams_router)
 
 
-async def _stream_run(items: AsyncIterator[StreamItem], closing: asyncio.Event) -> AsyncIterator[bytes]:
+async def _stream_run(items: AsyncGenerator[StreamItem, None], closing: asyncio.Event) -> AsyncIterator[bytes]:
     async def frames() -> AsyncIterator[bytes]:
-        async with contextlib.aclosing(items) as open_items:  # type: ignore[type-var]
+        async with contextlib.aclosing(items) as open_items:
             async for item in open_items:
                 yield _frame(item)
 
@@ -110,7 +110,7 @@ async def _stream_all_runs(events: AsyncIterator[tuple[str, RunEvent]], closing:
     yield _KEEP_ALIVE
     async for batch in batches(events, closing):
         frames = [
-            f"event: life\ndata: {json.dumps({'run_id': run_id, **to_json(event)})}\n\n" for run_id, event in batch
+            f"event: run\ndata: {json.dumps({'run_id': run_id, **to_json(event)})}\n\n" for run_id, event in batch
         ]
         yield "".join(frames).encode() if frames else _KEEP_ALIVE
 
@@ -198,7 +198,7 @@ async def batches(
 def _frame(item: StreamItem) -> bytes:
     content = item.item
     if isinstance(content, RunEvent):
-        kind = "alarm" if content.happening in ("alarm", "alarm_over") else "life"
+        kind = "alarm" if content.kind in ("alarm", "alarm_over") else "run"
         return f"id: {item.id}\nevent: {kind}\ndata: {json.dumps(to_json(content))}\n\n".encode()
     return f"id: {item.id}\nevent: event\ndata: {encode(content.event, content.seq, content.time)}\n\n".encode()
 

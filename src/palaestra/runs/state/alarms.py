@@ -70,7 +70,7 @@ class AlarmMonitor:
             text = f"it printed {progress.episode_lines} episodes and its event files hold {progress.episodes}"
             texts.setdefault("unreadable_events", text)
         if self._watchdog_gone:
-            texts["warden_gone"] = "its watchdog was killed: the outcome will be inferred from the journal"
+            texts["watchdog_gone"] = "its watchdog was killed: the outcome will be inferred from the journal"
         if self._drift:
             texts["drift"] = self._drift
         return _to_alarms(texts, wall_time)

@@ -7,12 +7,12 @@ answer may have changed.
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any
 
 from palaestra.files.atomic import write_json
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Source, StdoutLines
 from palaestra.runs.state.attempt_status import read_versioned_json
+from palaestra.runs.wire import JsonObject, upgrade_names
 
 _SOURCES: dict[str, type[JournalFile] | type[StdoutLines] | type[EventFiles]] = {
     "journal": JournalFile,
@@ -32,11 +32,11 @@ class AttemptPlan:
     env_id: str = ""
     algorithm: str = ""
     total_steps: int | None = None
-    env_signature: dict[str, Any] = field(default_factory=dict)
+    env_signature: JsonObject = field(default_factory=dict)
     script_sha256: str = ""
     gpus: tuple[str, ...] = ()
     """GPUs leased to the attempt."""
-    film: bool = False
+    record_video: bool = False
 
     @classmethod
     def of(cls, plan: LaunchPlan, gpus: tuple[str, ...] = ()) -> AttemptPlan:
@@ -52,7 +52,7 @@ class AttemptPlan:
             return None
         try:
             data.pop("schema", None)
-            sources = tuple(_SOURCES[source["kind"]](**source) for source in data.pop("sources"))
+            sources = tuple(_SOURCES[source["kind"]](**upgrade_names(source)) for source in data.pop("sources"))
             for name in ("checkpoints", "videos", "gpus"):
                 data[name] = tuple(data[name])
             return cls(sources=sources, **data)

@@ -10,12 +10,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, boot_id
 from palaestra.runs.phase import ExitFacts
+from palaestra.runs.wire import JsonObject, from_damaged_json, upgrade_names
 
 LABEL_VARIABLE = "PALAESTRA_RUN"
 """The environment variable that holds the label of an attempt in all of its processes."""
@@ -32,6 +32,36 @@ _MAX_LINES_AFTER_TRACEBACK = 20
 
 
 @dataclass(frozen=True)
+class ExitRecord:
+    """exit.json, which the watchdog writes when an attempt has ended."""
+
+    returncode: int | None = None
+    """As in `os.waitstatus_to_exitcode`; None if the program could not be executed."""
+    signal: int | None = None
+    out_of_memory: bool = False
+    launch_error: str = ""
+    leftovers: int = 0
+    """Number of processes that were running when the trainer had ended."""
+    stop_reason: str = ""
+    ended: float | None = None
+    duration_s: float | None = None
+    """Measured with a clock that is never set."""
+    max_rss_kb: int = 0
+    user_s: float = 0.0
+    system_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """stop.json, the request to stop an attempt."""
+
+    reason: str = "operator"
+    grace_s: float | None = None
+    asked: float | None = None
+    """When it was requested."""
+
+
+@dataclass(frozen=True)
 class AttemptStatus:
     """The processes of an attempt and what is recorded about its end."""
 
@@ -39,11 +69,10 @@ class AttemptStatus:
     trainer: ProcessIdentity | None
     watchdog_alive: bool
     trainer_alive: bool
-    exit: dict[str, Any] | None
-    """exit.json, which the watchdog writes when the attempt has ended."""
-    stop: dict[str, Any] | None
-    """stop.json, the request to stop."""
-    label: str = ""
+    exit: ExitRecord | None
+    stop: StopRequest | None
+    started: float | None
+    label: str
     """Value of `PALAESTRA_RUN` in its processes."""
 
     @property
@@ -55,18 +84,20 @@ class AttemptStatus:
 def read_status(attempt: Attempt) -> AttemptStatus:
     """Read the files of an attempt and check whether the processes they name are running."""
     process = read_versioned_json(attempt.process) or {}
-    watchdog = ProcessIdentity.from_json(process.get("warden"))
+    watchdog = ProcessIdentity.from_json(process.get("watchdog"))
     trainer = ProcessIdentity.from_json(process.get("trainer"))
     # Check the processes before reading exit.json, so that a file written in between is seen.
     watchdog_alive = watchdog is not None and watchdog.is_alive()
     trainer_alive = trainer is not None and trainer.is_alive()
+    exit_, stop, started = read_versioned_json(attempt.exit), read_versioned_json(attempt.stop), process.get("started")
     return AttemptStatus(
         watchdog=watchdog,
         trainer=trainer,
         watchdog_alive=watchdog_alive,
         trainer_alive=trainer_alive,
-        exit=read_versioned_json(attempt.exit),
-        stop=read_versioned_json(attempt.stop),
+        exit=None if exit_ is None else from_damaged_json(ExitRecord, exit_),
+        stop=None if stop is None else from_damaged_json(StopRequest, stop),
+        started=started if isinstance(started, int | float) else None,
         label=str(process.get("label", "")),
     )
 
@@ -74,14 +105,13 @@ def read_status(attempt: Attempt) -> AttemptStatus:
 def read_exit_facts(attempt: Attempt, redact: Callable[[str], str]) -> ExitFacts:
     """Collect what is known about an attempt whose processes are all gone."""
     status = read_status(attempt)
-    exit_, request = status.exit or {}, status.stop or {}
-    code = exit_.get("returncode")
+    exit_ = status.exit or ExitRecord()
     process = status.watchdog or status.trainer
     return ExitFacts(
-        returncode=code if isinstance(code, int) else None,
-        launch_error=str(exit_.get("launch_error") or ""),
-        out_of_memory=bool(exit_.get("out_of_memory")),
-        stop_reason=str(exit_.get("stop_reason") or request.get("reason") or ""),
+        returncode=exit_.returncode,
+        launch_error=exit_.launch_error,
+        out_of_memory=exit_.out_of_memory,
+        stop_reason=exit_.stop_reason or (status.stop.reason if status.stop else ""),
         reported_phase=_reported_phase(attempt.journal),
         same_boot=process is None or process.boot_id == boot_id(),
         last_lines=redact(last_lines(attempt.stdout)),
@@ -89,12 +119,12 @@ def read_exit_facts(attempt: Attempt, redact: Callable[[str], str]) -> ExitFacts
     )
 
 
-def read_versioned_json(path: Path) -> dict[str, Any] | None:
+def read_versioned_json(path: Path) -> JsonObject | None:
     """Read a JSON document; None if it is missing, damaged, or of a later schema."""
     data = read_json(path)
     if data is None or not isinstance(data.get("schema", 1), int) or data.get("schema", 1) > SUPPORTED_SCHEMA:
         return None
-    return data
+    return upgrade_names(data)
 
 
 def last_lines(path: Path, count: int = SHOWN_LINES) -> str:

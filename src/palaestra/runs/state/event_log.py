@@ -1,4 +1,4 @@
-"""The event log of a run (life.jsonl): every phase change, alarm and note, from which the phase is computed."""
+"""The event log of a run (events.jsonl): every phase change, alarm and note, from which the phase is computed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from palaestra.files.run_directory import RunDirectory
 from palaestra.processes.procfs import boot_id
 from palaestra.runs.phase import Phase, PhaseEvent
 from palaestra.runs.record import RunEvent
+from palaestra.runs.wire import upgrade_names
 
 _SCHEMA = 1
 _END_KINDS = frozenset(PhaseEvent) - {PhaseEvent.RESUME_CANCELLED}
@@ -21,7 +22,9 @@ class RunEventLog:
     """The events of one run. One process writes, any process may read."""
 
     def __init__(self, paths: RunDirectory) -> None:
-        self._path = paths.life
+        # Earlier versions called it life.jsonl. The name stays: their service may still be writing it.
+        earlier = paths.path / "life.jsonl"
+        self._path = earlier if earlier.exists() else paths.events
         self._last: int | None = None
         self.corrupt_lines = 0
         """Lines of the last read that hold no event: torn by a crash, damaged, or of a later schema."""
@@ -38,7 +41,7 @@ class RunEventLog:
             "boottime": time.clock_gettime(time.CLOCK_BOOTTIME),
             "boot_id": boot_id(),
             "attempt": numbered.attempt,
-            "happening": numbered.happening,
+            "kind": numbered.kind,
             "phase": str(numbered.phase),
             "reason": numbered.reason,
             "code": numbered.code,
@@ -69,7 +72,7 @@ def current_phase(events: Iterable[RunEvent]) -> Phase:
 
 def attempt_outcomes(events: Iterable[RunEvent]) -> dict[int, RunEvent]:
     """The event that ended each attempt, by attempt number; a cancelled resume changes none of them."""
-    return {event.attempt: event for event in events if event.happening in _END_KINDS and event.phase.has_ended}
+    return {event.attempt: event for event in events if event.kind in _END_KINDS and event.phase.has_ended}
 
 
 def outcome_before_resume(events: Iterable[RunEvent]) -> RunEvent | None:
@@ -77,9 +80,9 @@ def outcome_before_resume(events: Iterable[RunEvent]) -> RunEvent | None:
     last: RunEvent | None = None
     before: RunEvent | None = None
     for event in events:
-        if event.happening == PhaseEvent.RESUMED:
+        if event.kind == PhaseEvent.RESUMED:
             before = last
-        elif event.happening in _END_KINDS and event.phase.has_ended:
+        elif event.kind in _END_KINDS and event.phase.has_ended:
             last = event
     return before
 
@@ -91,18 +94,18 @@ def duration_s(started: float | None, ended: float | None, now: float) -> float:
 
 def _parse_event(line: bytes) -> RunEvent | None:
     try:
-        data = json.loads(line)
+        data = upgrade_names(json.loads(line))
         if int(data["schema"]) > _SCHEMA:
             return None
         return RunEvent(
             seq=int(data["seq"]),
             time=float(data["time"]),
             attempt=int(data["attempt"]),
-            happening=str(data["happening"]),
+            kind=str(data["kind"]),
             phase=Phase(data["phase"]),
             reason=str(data.get("reason", "")),
             code=str(data.get("code", "")),
-            facts=dict(data.get("facts") or {}),
+            facts=upgrade_names(data.get("facts") or {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

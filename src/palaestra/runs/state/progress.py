@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from palaestra.runs.record import RunEvent
+from palaestra.runs.record import RunChanges, RunEvent
 from palaestra.strict_json import json_number, optional_number, read_number
 
 _MAY_BE_NAN = ("explained_variance", "success_rate", "mean_reward", "mean_ep_", "ep_", "episode_", "episodic_", "eval_")
@@ -139,7 +139,7 @@ class RunTotals:
         """Steps taken by the current attempt."""
         return max(0, progress.env_step - self.env_step)
 
-    def columns_with(self, progress: AttemptProgress) -> dict[str, Any]:
+    def columns_with(self, progress: AttemptProgress) -> RunChanges:
         """Columns of the row, current attempt included. A resumed trainer continues its steps and restarts episodes."""
         mean = progress.episode_return
         return {
@@ -149,5 +149,5 @@ class RunTotals:
         }
 
 
-def _count(value: Any) -> int:
+def _count(value: object) -> int:
     return value if isinstance(value, int) else 0

@@ -20,6 +20,7 @@ from palaestra.runs.record import Alarm, RunRecord
 from palaestra.runs.state.alarms import describe_non_finite
 from palaestra.runs.state.attempt_status import read_tail
 from palaestra.runs.state.progress import NonFiniteMetric, NonFiniteTracker
+from palaestra.runs.wire import JsonObject
 from palaestra.strict_json import optional_number, read_numbers
 
 _FINAL_PHASES = {"succeeded": Phase.SUCCEEDED, "failed": Phase.FAILED, "stopped": Phase.STOPPED}
@@ -142,7 +143,7 @@ def summarize_journal(journal: Path) -> JournalSummary:
     return summary
 
 
-def _environment(resolved: dict[str, Any]) -> str:
+def _environment(resolved: JsonObject) -> str:
     tasks = resolved.get("tasks")
     if isinstance(tasks, list) and tasks and isinstance(tasks[0], dict):
         return str(tasks[0].get("task", ""))
@@ -155,7 +156,7 @@ def _get(data: Any, *path: str) -> Any:
     return data
 
 
-def _count(data: dict[str, Any], name: str) -> int:
+def _count(data: JsonObject, name: str) -> int:
     value = data.get(name, 0)
     return value if isinstance(value, int) and 0 <= value < _MAX_COUNT else 0
 

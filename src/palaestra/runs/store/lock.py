@@ -9,11 +9,12 @@ import socket
 import time
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from palaestra.errors import ConfigError, StateDirectoryLocked
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
+from palaestra.runs.wire import JsonObject
 
 
 class ServiceLock:
@@ -22,7 +23,7 @@ class ServiceLock:
     def __init__(self, home: Home) -> None:
         self._home = home
         self._descriptor = -1
-        self._content: dict[str, Any] = {}
+        self._content: JsonObject = {}
 
     def __enter__(self) -> Self:
         home = self._home

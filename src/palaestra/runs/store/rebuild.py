@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
@@ -20,7 +19,7 @@ from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.database import RegistryCorrupt, move_aside
 from palaestra.runs.store.registry import ROW_ERRORS, Registry
-from palaestra.runs.wire import from_json
+from palaestra.runs.wire import JsonObject, from_json
 from palaestra.strict_json import optional_number
 
 _log = logging.getLogger(__name__)
@@ -116,7 +115,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         attempts = [attempt for attempt in attempts if attempt.number <= events[-1].attempt]
     newest = attempts[-1] if attempts else None
     plan = (AttemptPlan.read(newest) if newest else None) or _plan_before_launch(spec, events)
-    launched = next((event for event in reversed(events) if event.happening == PhaseEvent.LAUNCHED), None)
+    launched = next((event for event in reversed(events) if event.kind == PhaseEvent.LAUNCHED), None)
     watchdog: ProcessIdentity | None = None
     trainer: ProcessIdentity | None = None
     phase, reason, code = current_phase(events), last.reason if last else "", last.code if last else ""
@@ -128,7 +127,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
             # No service recorded the end; the watchdog did.
             outcome = determine_outcome(read_exit_facts(newest, Redactor()))
             phase, reason, code = outcome.phase, outcome.reason, outcome.code
-            ended = float(status.exit.get("ended", 0.0)) or None
+            ended = status.exit.ended
     runner = str(spec.get("runner", ""))
     numbers = next((event.facts for event in reversed(events) if "env_step" in event.facts), {})
     seed, priority, tags = spec.get("seed"), spec.get("priority"), spec.get("tags")
@@ -145,7 +144,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         created=events[0].time if events else run.spec.stat().st_mtime,
         started=launched.time if launched else None,
         ended=ended,
-        warden=watchdog,
+        watchdog=watchdog,
         trainer=trainer,
         env_step=numbers.get("env_step") or 0,
         total_steps=plan.total_steps,
@@ -168,7 +167,7 @@ def _final_alarms(end: RunEvent) -> tuple[Alarm, ...]:
     )
 
 
-def _plan_before_launch(spec: dict[str, Any], events: list[RunEvent]) -> AttemptPlan:
+def _plan_before_launch(spec: JsonObject, events: list[RunEvent]) -> AttemptPlan:
     facts = next((event.facts for event in events if "algorithm" in event.facts), {})
     steps = facts.get("total_steps")
     return AttemptPlan(
@@ -191,7 +190,7 @@ def _end_time(launched: RunEvent | None, last: RunEvent) -> float:
 def _last_transition(events: list[RunEvent]) -> RunEvent | None:
     """Return the event that led to the current phase; later notes and alarms do not count."""
     transitions = frozenset(PhaseEvent)
-    return next((event for event in reversed(events) if event.happening in transitions), None)
+    return next((event for event in reversed(events) if event.kind in transitions), None)
 
 
 def read_archived_run(note: Path) -> RunRecord | None:

@@ -17,12 +17,12 @@ from palaestra.files.home import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import CheckpointRecord, RunRecord, fit_checkpoint, fit_record
 from palaestra.runs.store.database import RegistryCorrupt, is_intact, move_aside, open_for_reading, open_for_writing
-from palaestra.runs.wire import Number, field_types, from_json
+from palaestra.runs.wire import JsonObject, Number, field_types, from_json, upgrade_names
 from palaestra.strict_json import dump_json, json_number
 
 _log = logging.getLogger(__name__)
 
-_PROCESSES = ("warden", "trainer")
+_PROCESSES = ("watchdog", "trainer")
 """Fields of `RunRecord` that share the JSON column `process`. Every other field has a column of its own name."""
 _RUN_COLUMNS = (*(name for name in field_types(RunRecord) if name not in _PROCESSES), "process")
 _CHECKPOINT_COLUMNS = tuple(field_types(CheckpointRecord))
@@ -249,7 +249,8 @@ def _run_row(record: RunRecord) -> list[Any]:
 
 def _parse_run(row: Sequence[Any]) -> RunRecord:
     data = _row_to_json(RunRecord, _RUN_COLUMNS, row)
-    return from_json(RunRecord, {**data, **json.loads(data["process"] or "{}")})
+    data["alarms"] = [upgrade_names(alarm) for alarm in data["alarms"]]
+    return from_json(RunRecord, {**data, **upgrade_names(json.loads(data["process"] or "{}"))})
 
 
 def _checkpoint_row(record: CheckpointRecord) -> list[Any]:
@@ -266,7 +267,7 @@ def _record_to_row(record: RunRecord | CheckpointRecord, columns: Sequence[str])
     return [encoders[name](getattr(record, name)) if name in encoders else getattr(record, name) for name in columns]
 
 
-def _row_to_json(kind: type[Any], columns: Sequence[str], row: Sequence[Any]) -> dict[str, Any]:
+def _row_to_json(kind: type[Any], columns: Sequence[str], row: Sequence[Any]) -> JsonObject:
     """Return a row as the JSON data of a record."""
     data = dict(zip(columns, row, strict=True))
     for name, decode in _DECODERS[kind].items():

@@ -5,8 +5,8 @@ A directory under runs/ is always complete: it is created under another name and
 
 from __future__ import annotations
 
+import json
 import shutil
-from typing import Any
 
 from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.files.atomic import sync, write_json, write_text
@@ -17,6 +17,7 @@ from palaestra.runs.record import MAX_INTEGER, RunRecord
 from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.spec import RunSpec, find_text_fault, find_value_fault
 from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.wire import JsonObject, upgrade_names
 
 _MAX_NAME_LENGTH = 300
 
@@ -46,7 +47,7 @@ def create_run(home: Home, run_id: str, spec: RunSpec, plan: LaunchPlan) -> RunD
         raise LaunchRefused("run_id", run_id, "is used by another run", "Omit it, or use the id of a new preview")
     try:
         return RunDirectory.create(
-            home.runs, run_id, spec.given or None, dict(plan.resolved), spec.model_dump(mode="json")
+            home.runs, run_id, spec.config_text or None, dict(plan.resolved), spec.model_dump(mode="json")
         )
     except (ConfigError, OSError, ValueError) as error:
         reason = error.reason if isinstance(error, ConfigError) else f"cannot be written ({error})"
@@ -69,7 +70,7 @@ def initial_record(run_id: str, spec: RunSpec, plan: LaunchPlan, now: float) -> 
     )
 
 
-def plan_facts(plan: LaunchPlan) -> dict[str, Any]:
+def plan_facts(plan: LaunchPlan) -> JsonObject:
     """Facts of the plan for the event log of a queued run, which has no attempt yet."""
     return {"env_id": plan.env_id, "algorithm": plan.algorithm, "total_steps": plan.total_steps}
 
@@ -93,7 +94,8 @@ def prepare_attempt(attempt: Attempt, plan: LaunchPlan, gpus: tuple[str, ...]) -
 def read_spec(run: RunDirectory) -> RunSpec:
     """The stored spec of a run. `ConfigError` if it cannot be read."""
     try:
-        return RunSpec.model_validate_json(run.spec.read_bytes())
+        document = json.loads(run.spec.read_bytes())
+        return RunSpec.model_validate(upgrade_names(document) if isinstance(document, dict) else document)
     except (OSError, ValueError) as error:
         raise ConfigError("spec", str(run.spec), f"cannot be read ({error})", "Start a new run") from None
 

@@ -79,8 +79,9 @@ class AttemptMonitor:
         await self._update_alarms(now)
         if now - self._row_updated >= _ROW_INTERVAL_S:
             self._row_updated = now
-            url = progress.tracking_url or self._state.record.tracking_url
-            await self._state.update(**self._totals_before.columns_with(progress), tracking_url=url)
+            columns = self._totals_before.columns_with(progress)
+            columns["tracking_url"] = progress.tracking_url or self._state.record.tracking_url
+            await self._state.update(**columns)
 
     async def _update_alarms(self, now: float) -> None:
         before = self._state.record.alarms

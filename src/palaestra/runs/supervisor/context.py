@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
@@ -16,15 +16,16 @@ from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.launch_planner import LaunchPlanner
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 class BackgroundTasks:
     """Tasks of the event loop that log their exceptions: the failure of one run must not affect the others."""
 
     def __init__(self) -> None:
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks: set[asyncio.Task[object]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def spawn(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         """Run a coroutine in the background."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
@@ -37,7 +38,7 @@ class BackgroundTasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def _on_done(self, task: asyncio.Task[Any]) -> None:
+    def _on_done(self, task: asyncio.Task[object]) -> None:
         self._tasks.discard(task)
         error = None if task.cancelled() else task.exception()
         if error is not None:

@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused, PalaestraError
 from palaestra.files.home import Home
@@ -239,11 +238,11 @@ def _check_secrets(spec: RunSpec) -> Iterator[Finding]:
         if redact(text) != text or (text and is_secret_key(place)):
             yield Finding("secret", "refused", f"{place} looks like a token and would be stored", remedy)
             return
-    if redact(spec.given) != spec.given:
+    if redact(spec.config_text) != spec.config_text:
         yield Finding("secret", "refused", "the configuration file holds a token and would be stored", remedy)
 
 
-def _list_texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
+def _list_texts(value: object, place: str) -> Iterator[tuple[str, str]]:
     if isinstance(value, str):
         yield place, value
     elif isinstance(value, dict):
@@ -255,7 +254,7 @@ def _list_texts(value: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 def _video_cost(plan: LaunchPlan) -> Finding:
-    if plan.film:
+    if plan.record_video:
         text = "every new checkpoint is recorded beside the training, on idle CPU time"
     else:
         text = "recording slows the trainer down; `palaestra runs videos` shows by how much"

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 
 from palaestra.config import parse_section
 from palaestra.files.home import Home
+from palaestra.runs.ingest.stream import StreamItem
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import Runner
 from palaestra.runs.runners.registry import add_installed_runners, registered_runners
@@ -92,7 +93,7 @@ class TrainerOrchestrator:
         """All runners by name: built in, from installed packages, and registered here."""
         return {**registered_runners(), **self._runners}
 
-    def launch(self, name: str, config: Mapping[str, Any], /, *, consent: bool = False, **spec: Any) -> str:
+    def launch(self, name: str, config: Mapping[str, object], /, *, consent: bool = False, **spec: object) -> str:
         """Queue a run and return its id. `consent` agrees to a command that runs third-party code."""
         parsed = parse_section(RunSpec, {"runner": name, "config": dict(config), **spec}, place="spec")
         supervisor = self._require_started()
@@ -116,21 +117,21 @@ class TrainerOrchestrator:
             while (record := self._wait(_next_record(items))) is not None:
                 yield record
         finally:
-            self._wait(_close(items))
+            self._wait(items.aclose())
 
     def run(self, run_id: str) -> RunRecord:
         """The current row of a run. `UnknownRun` if there is none."""
         return self._require_started().get_run(run_id)
 
     def resume(
-        self, run_id: str, *, checkpoint: str | None = None, changes: Mapping[str, Any] | None = None
+        self, run_id: str, *, checkpoint: str | None = None, changes: Mapping[str, object] | None = None
     ) -> RunRecord:
         """Queue a run that has ended again, from its newest undamaged checkpoint or a given one, with changed keys."""
         return self._wait(
             self._require_started().resume(run_id, request=ResumeRequest(checkpoint, dict(changes or {})))
         )
 
-    async def _subscribe(self, run_id: str) -> AsyncIterator[Any]:
+    async def _subscribe(self, run_id: str) -> AsyncGenerator[StreamItem, None]:
         return self._require_started().subscribe(run_id)
 
     def _require_started(self) -> Supervisor:
@@ -145,12 +146,8 @@ class TrainerOrchestrator:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-async def _next_record(items: AsyncIterator[Any]) -> Record | None:
+async def _next_record(items: AsyncIterator[StreamItem]) -> Record | None:
     async for item in items:
         if isinstance(item.item, Record):
             return item.item
     return None
-
-
-async def _close(items: AsyncIterator[Any]) -> None:
-    await items.aclose()  # type: ignore[attr-defined]

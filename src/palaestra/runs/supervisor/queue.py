@@ -11,12 +11,13 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.record import RunRecord
+from palaestra.runs.wire import JsonObject
 
 _NO_SERVICE = "waits for a service; palaestra serve starts one"
 Gpus: TypeAlias = tuple[str, ...]
@@ -105,9 +106,9 @@ class QueueFile:
 
     def __init__(self, home: Home) -> None:
         self._path = home.service / "queue.json"
-        self._written: dict[str, Any] | None = None
+        self._written: JsonObject | None = None
         self._version: tuple[int, int] | None = None
-        self._content: dict[str, Any] = {}
+        self._content: JsonObject = {}
 
     def write(self, draining: bool, reasons: Mapping[str, str]) -> None:
         """Write the file if its content has changed."""

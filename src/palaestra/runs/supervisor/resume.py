@@ -12,7 +12,6 @@ import zipfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from palaestra.config import parse_section
 from palaestra.config.file import set_value
@@ -22,11 +21,12 @@ from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.checkpoints.catalogue import find_checkpoints
 from palaestra.runs.checkpoints.hashing import verify
 from palaestra.runs.phase import Phase, PhaseEvent
-from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
+from palaestra.runs.record import CheckpointRecord, RunChanges, RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.admission import read_spec
+from palaestra.runs.wire import JsonObject
 
 
 @dataclass(frozen=True)
@@ -35,17 +35,17 @@ class ResumeRequest:
 
     checkpoint: str | None = None
     """Id of the checkpoint, a prefix of the id, its file name or its path; None: the newest undamaged one."""
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    changes: Mapping[str, object] = field(default_factory=dict)
     """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
 
     @classmethod
     def pending(cls, events: Iterable[RunEvent]) -> ResumeRequest:
         """The last request in the event log of a run."""
-        facts = next((event.facts for event in reversed(list(events)) if event.happening == PhaseEvent.RESUMED), {})
+        facts = next((event.facts for event in reversed(list(events)) if event.kind == PhaseEvent.RESUMED), {})
         wanted = facts.get("checkpoint")
         return cls(wanted if isinstance(wanted, str) else None, _mapping(facts.get("changes")))
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> JsonObject:
         """The request as stored in the event log."""
         return {"checkpoint": self.checkpoint, "changes": dict(self.changes)}
 
@@ -106,31 +106,36 @@ def check_work_left(record: RunRecord, request: ResumeRequest, point: ResumePoin
     raise LaunchRefused("run", run_id, reason, _how_to_train_further(run_id, plan, step))
 
 
-def resume_columns(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> dict[str, Any]:
+def resume_columns(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> RunChanges:
     """Columns of the run's row that a resume changes immediately."""
-    columns: dict[str, Any] = {"total_steps": plan.total_steps}
     step = point.checkpoint.env_step
-    if step is not None and (request.checkpoint is not None or point.skipped):
-        # The run goes back to that step and counts later steps again.
-        kept = ("episodes", "episode_return", "tracking_url", "bytes_on_disk")
-        columns |= {"env_step": step, **{name: getattr(record, name) for name in kept}}
-    return columns
+    if step is None or (request.checkpoint is None and not point.skipped):
+        return {"total_steps": plan.total_steps}
+    # The run goes back to that step and counts later steps again.
+    return {
+        "total_steps": plan.total_steps,
+        "env_step": step,
+        "episodes": record.episodes,
+        "episode_return": record.episode_return,
+        "tracking_url": record.tracking_url,
+        "bytes_on_disk": record.bytes_on_disk,
+    }
 
 
 def read_current_spec(run: RunDirectory, events: Iterable[RunEvent]) -> RunSpec:
     """The spec of a run with the changes of all launched or pending resumes. `ConfigError` if it cannot be read."""
-    spec, pending = read_spec(run), dict[str, Any]()
+    spec, pending = read_spec(run), JsonObject()
     for event in events:
-        if event.happening == PhaseEvent.RESUMED:
+        if event.kind == PhaseEvent.RESUMED:
             pending = _mapping(event.facts.get("changes"))
-        elif event.happening == PhaseEvent.RESUME_CANCELLED:
+        elif event.kind == PhaseEvent.RESUME_CANCELLED:
             pending = {}
-        elif event.happening == PhaseEvent.LAUNCHED:
+        elif event.kind == PhaseEvent.LAUNCHED:
             spec, pending = change_spec(spec, pending), {}
     return change_spec(spec, pending)
 
 
-def change_spec(spec: RunSpec, changes: Mapping[str, Any]) -> RunSpec:
+def change_spec(spec: RunSpec, changes: Mapping[str, object]) -> RunSpec:
     """A spec with other values in the runner's configuration. `ConfigError` for a key inside a plain value."""
     if not changes:
         return spec
@@ -185,7 +190,7 @@ def _problem(row: CheckpointRecord) -> str:
 
 def _how_to_train_further(run_id: str, plan: LaunchPlan, step: int | None) -> str:
     earlier = "go back with --checkpoint ID (palaestra checkpoints list)"
-    value: Any = plan.resolved
+    value: object = plan.resolved
     for part in plan.steps_key.split("."):
         value = value.get(part) if isinstance(value, Mapping) else None
     if not plan.steps_key:
@@ -197,5 +202,5 @@ def _how_to_train_further(run_id: str, plan: LaunchPlan, step: int | None) -> st
     return f"Give it more: palaestra runs resume {run_id} {plan.steps_key}={more}, or {earlier}"
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _mapping(value: object) -> JsonObject:
     return dict(value) if isinstance(value, dict) else {}

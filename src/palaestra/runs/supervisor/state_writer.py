@@ -12,17 +12,18 @@ import logging
 import sqlite3
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 from palaestra.errors import PalaestraError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.phase import Phase, PhaseEvent, advance
-from palaestra.runs.record import RunEvent, RunRecord
+from palaestra.runs.record import RunChanges, RunEvent, RunRecord
 from palaestra.runs.state.event_log import RunEventLog, outcome_before_resume
 from palaestra.runs.store.database import RegistryCorrupt
 from palaestra.runs.store.rebuild import read_run, rebuild_if_damaged
 from palaestra.runs.store.registry import Registry
+from palaestra.runs.wire import JsonObject
 
 _log = logging.getLogger(__name__)
 _RETRY_S = 1.0
@@ -99,9 +100,9 @@ class RunStateWriter:
         *,
         reason: str = "",
         code: str = "",
-        facts: dict[str, Any] | None = None,
+        facts: JsonObject | None = None,
         at: float | None = None,
-        **columns: Any,
+        **columns: Unpack[RunChanges],
     ) -> RunRecord:
         """Record an event that changes the phase. `IllegalTransition` if it is impossible in the current phase."""
         async with self._lock:
@@ -110,7 +111,14 @@ class RunStateWriter:
             await self._write(event, row, reason, code, facts or {}, at)
             return self.record
 
-    async def note(self, kind: str, *, reason: str = "", code: str = "", facts: dict[str, Any] | None = None) -> None:
+    async def advance_row(self, event: PhaseEvent, reason: str, code: str, **columns: Unpack[RunChanges]) -> None:
+        """`advance` without the event log, for a run whose directory cannot be written."""
+        async with self._lock:
+            phase = advance(self.record.phase, event)
+            self.record = replace(self.record, phase=phase, reason=reason, code=code, **columns)
+            await self._retry(self._write_row)
+
+    async def note(self, kind: str, *, reason: str = "", code: str = "", facts: JsonObject | None = None) -> None:
         """Record an event that changes no phase: `alarm`, `alarm_over`, `adopted`, `note`."""
         async with self._lock:
             await self._write(kind, self.record, reason, code, facts or {})
@@ -134,7 +142,7 @@ class RunStateWriter:
             self._bus.publish(self.run_id, written)
             return True
 
-    async def update(self, **columns: Any) -> None:
+    async def update(self, **columns: Unpack[RunChanges]) -> None:
         """Change columns of the row without an event."""
         async with self._lock:
             row = replace(self.record, **columns)
@@ -143,7 +151,7 @@ class RunStateWriter:
                 await self._retry(self._write_row)
 
     async def _write(
-        self, kind: str, row: RunRecord, reason: str, code: str, facts: dict[str, Any], at: float | None = None
+        self, kind: str, row: RunRecord, reason: str, code: str, facts: JsonObject, at: float | None = None
     ) -> None:
         now = self._clock() if at is None else at
         event = RunEvent(0, now, row.attempt, str(kind), row.phase, reason, code, facts)

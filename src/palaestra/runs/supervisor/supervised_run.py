@@ -9,7 +9,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
-from typing import Any
 
 from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError
 from palaestra.files.atomic import read_json
@@ -17,7 +16,7 @@ from palaestra.files.run_directory import Attempt
 from palaestra.redaction import Redactor
 from palaestra.runs.archive.package import directory_size
 from palaestra.runs.ingest.ring import Ring
-from palaestra.runs.phase import AttemptOutcome, Phase, PhaseEvent, advance, determine_outcome
+from palaestra.runs.phase import AttemptOutcome, Phase, PhaseEvent, determine_outcome
 from palaestra.runs.process.attempt_process import (
     AttemptProcess,
     check_no_trainer,
@@ -34,7 +33,7 @@ from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.alarms import AlarmLimits, describe_missing_episodes, lasting_alarms, merge_alarms
 from palaestra.runs.state.attempt_plan import AttemptPlan
-from palaestra.runs.state.attempt_status import AttemptStatus, read_exit_facts, read_status
+from palaestra.runs.state.attempt_status import AttemptStatus, StopRequest, read_exit_facts, read_status
 from palaestra.runs.state.progress import AttemptProgress, RunTotals
 from palaestra.runs.supervisor.admission import prepare_attempt
 from palaestra.runs.supervisor.attempt_monitor import AttemptMonitor
@@ -72,7 +71,7 @@ class SupervisedRun:
         self._monitor: AttemptMonitor | None = None
         self._totals_before = RunTotals()
         self._new_checkpoints: list[Record] = []
-        self._cataloguing: asyncio.Task[Any] | None = None
+        self._cataloguing: asyncio.Task[None] | None = None
         self._finished = asyncio.Event()
 
     @property
@@ -187,8 +186,8 @@ class SupervisedRun:
             return
         if self.state.phase.has_ended:
             await self.state.advance(PhaseEvent.RESUMED, reason=reason, ended=None)
-        started = (await asyncio.to_thread(read_json, attempt.process) or {}).get("started")
-        at = float(started) if isinstance(started, int | float) else self._context.clock()
+        started = (await asyncio.to_thread(read_status, attempt)).started
+        at = self._context.clock() if started is None else started
         await self.state.advance(PhaseEvent.LAUNCHED, reason=reason, at=at, attempt=number, started=at, ended=None)
 
     async def _start(self, number: int, *, is_recorded: bool = False) -> None:
@@ -243,21 +242,21 @@ class SupervisedRun:
         return f"could not be started ({type(error).__name__}: {error})"
 
     async def _adopt_process(self, process: AttemptProcess, plan: AttemptPlan) -> None:
-        await self.state.note("adopted", facts={"warden_lives": process.watchdog_alive})
+        await self.state.note("adopted", facts={"watchdog_alive": process.watchdog_alive})
         await self._supervise(process, plan)
         if self.state.phase is Phase.STOPPING:
             # The request may not have reached the watchdog; repeating it can only shorten the grace period.
-            request = read_status(process.attempt).stop or {}
-            waited = max(0.0, time.time() - float(request.get("asked", time.time())))
-            grace_s = max(0.0, float(request.get("grace_s", plan.stop_grace_s)) - waited)
-            self._spawn(process.stop(str(request.get("reason", "operator")), grace_s))
+            request = read_status(process.attempt).stop or StopRequest()
+            waited = 0.0 if request.asked is None else max(0.0, time.time() - request.asked)
+            grace_s = plan.stop_grace_s if request.grace_s is None else request.grace_s
+            self._spawn(process.stop(request.reason, max(0.0, grace_s - waited)))
 
     # Monitoring
 
     async def _supervise(self, process: AttemptProcess, plan: AttemptPlan) -> None:
         self._process = process
         context, spec, record = self._context, self._spec, self.state.record
-        await self.state.update(warden=process.watchdog, trainer=process.trainer)
+        await self.state.update(watchdog=process.watchdog, trainer=process.trainer)
         await self._start_ingestion(process.attempt, plan)
         drift = await asyncio.to_thread(
             find_script_change, context.home, context.registry, record.agent_id, record.run_id, plan.script_sha256
@@ -271,7 +270,7 @@ class SupervisedRun:
             clock=context.clock,
             totals_before=self._totals_before,
             drift=drift,
-            on_stall=lambda: None if spec.stall_action == "tell" else self._spawn(self.stop("stalled", None)),
+            on_stall=lambda: None if spec.stall_action == "alarm" else self._spawn(self.stop("stalled", None)),
         )
         self._spawn(self._watch_until_end(self._monitor, process, plan))
 
@@ -351,7 +350,7 @@ class SupervisedRun:
         await asyncio.to_thread(self._catalogue, attempt)
         facts = await asyncio.to_thread(read_exit_facts, attempt, Redactor.from_environment(os.environ))
         size = await asyncio.to_thread(directory_size, self.state.paths.path)
-        exit_ = read_status(attempt).exit or {}
+        exit_ = read_status(attempt).exit
         alarms = merge_alarms(self.state.record.alarms, lasting_alarms(progress, context.clock()))
         outcome = self._explain(determine_outcome(facts), progress, alarms)
         if self.state.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
@@ -362,26 +361,24 @@ class SupervisedRun:
             if alarm.code not in noted:
                 await self.state.note("alarm", reason=alarm.text, code=alarm.code)
         if outcome.event is not PhaseEvent.SUCCEEDED:
-            succeeded = [e.attempt for e in await self.state.read_events() if e.happening == PhaseEvent.SUCCEEDED]
+            succeeded = [e.attempt for e in await self.state.read_events() if e.kind == PhaseEvent.SUCCEEDED]
             if succeeded:
                 outcome = replace(outcome, reason=f"{outcome.reason}; attempt {succeeded[-1]} succeeded")
         url = progress.tracking_url or self.state.record.tracking_url
-        columns = {**self._totals_before.columns_with(progress), "tracking_url": url, "bytes_on_disk": size}
-        ended = self._end_time(exit_)
+        columns = self._totals_before.columns_with(progress)
+        ended = self._end_time(None if exit_ is None else exit_.duration_s)
+        columns |= {"tracking_url": url, "bytes_on_disk": size, "ended": ended, "alarms": alarms}
         failed_output = outcome.event is not PhaseEvent.SUCCEEDED and facts.last_lines
         await self.state.advance(
             outcome.event,
             reason=outcome.reason,
             code=outcome.code,
             facts={
-                **{name: exit_[name] for name in _EXIT_FACTS if name in exit_},
+                **({name: getattr(exit_, name) for name in _EXIT_FACTS} if exit_ is not None else {}),
                 **({"last_lines": facts.last_lines} if failed_output else {}),
                 **columns,
-                "ended": ended,
                 "alarms": [asdict(alarm) for alarm in alarms],
             },
-            ended=ended,
-            alarms=alarms,
             **columns,
         )
         self._finish()
@@ -399,10 +396,10 @@ class SupervisedRun:
             return replace(outcome, reason=alarms[0].text, code=alarms[0].code)
         return outcome
 
-    def _end_time(self, exit_: dict[str, Any]) -> float:
+    def _end_time(self, duration: float | None) -> float:
         """When the attempt ended: by the watchdog's clock, else now, else at the last output before our time."""
-        duration, started, now = exit_.get("duration_s"), self.state.record.started, self._context.clock()
-        if isinstance(duration, int | float) and started is not None:
+        started, now = self.state.record.started, self._context.clock()
+        if duration is not None and started is not None:
             # Measured with a clock that is never set, so the duration does not depend on the wall clock.
             return started + duration
         if self._process is not None:
@@ -433,8 +430,7 @@ class SupervisedRun:
         except OSError:
             # The directory cannot be written; the slot is released all the same.
             _log.exception("%s: its end could not be recorded", self.state.run_id)
-            phase = advance(self.state.phase, event)
-            await self.state.update(phase=phase, reason=reason, code=code, ended=now)
+            await self.state.advance_row(event, reason, code, ended=now)
         finally:
             self._finish()
 

@@ -12,10 +12,10 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
 from palaestra.files.home import Home
@@ -29,7 +29,7 @@ from palaestra.runs.ingest.stream import StreamItem, follow
 from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
-from palaestra.runs.record import RunEvent, RunRecord
+from palaestra.runs.record import RunChanges, RunEvent, RunRecord
 from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.event_log import RunEventLog
@@ -205,22 +205,15 @@ class Supervisor:
             # Record the resume before the run is supervised: until then the run has ended for everyone.
             run = self._supervise(record, spec)
             facts = {**request.facts(), **columns}
-            await run.state.advance(
-                PhaseEvent.RESUMED,
-                reason=point.description,
-                facts=facts,
-                started=None,
-                ended=None,
-                alarms=(),
-                **columns,
-            )
+            columns |= {"started": None, "ended": None, "alarms": ()}
+            await run.state.advance(PhaseEvent.RESUMED, reason=point.description, facts=facts, **columns)
             self._runs[run_id] = run
         self._launch_queued()
         return run.state.record
 
     async def _plan_resume(
         self, record: RunRecord, consent: str | None, request: ResumeRequest
-    ) -> tuple[RunSpec, ResumePoint, dict[str, Any]]:
+    ) -> tuple[RunSpec, ResumePoint, RunChanges]:
         """The spec of the new attempt, its checkpoint, and the columns of the row that change."""
         run_id = record.run_id
         if not record.supervised:
@@ -299,7 +292,7 @@ class Supervisor:
         run = self._runs.get(run_id)
         return None if run is None else run.ring
 
-    def subscribe(self, run_id: str, after: str = "") -> AsyncIterator[StreamItem]:
+    def subscribe(self, run_id: str, after: str = "") -> AsyncGenerator[StreamItem, None]:
         """Everything about a run after a position, then new items as they arrive; ends with the run."""
         self.get_run(check_run_id(run_id))
 

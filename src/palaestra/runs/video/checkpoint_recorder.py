@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from palaestra.errors import PalaestraError
 from palaestra.files.home import Home
@@ -28,7 +27,7 @@ _log = logging.getLogger(__name__)
 class CheckpointRecorder(CheckpointCatalogue):
     """A catalogue that also records clips of announced checkpoints. `close` cancels the current recording."""
 
-    def __init__(self, registry: Registry, home: Home, record: Callable[..., Any] = record_clip) -> None:
+    def __init__(self, registry: Registry, home: Home, record: Callable[..., object] = record_clip) -> None:
         super().__init__(registry)
         self._home, self._record = home, record
         self._lock = threading.Lock()
@@ -45,7 +44,7 @@ class CheckpointRecorder(CheckpointCatalogue):
         """Add announced checkpoints, and record the newest if its run asked for it."""
         super().add_announced(run, attempt, records)
         plan = AttemptPlan.read(attempt)
-        if plan is None or not plan.film:
+        if plan is None or not plan.record_video:
             return
         checkpoints = self._registry.checkpoints(run_id=run.run_id)
         if not checkpoints:

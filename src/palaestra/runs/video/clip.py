@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.state.attempt_plan import AttemptPlan
-from palaestra.runs.wire import API_SCHEMA, Number
+from palaestra.runs.wire import API_SCHEMA, JsonObject, Number
 
 MAX_CLIPS = 10
 _SUFFIXES = frozenset({".webm", ".mp4", ".gif"})
@@ -133,7 +133,7 @@ def _find_files(attempt: Attempt) -> list[Path]:
 
 def _read_clip(attempt: Attempt, path: Path) -> Clip:
     stat = path.stat()
-    data: dict[str, Any] = read_json(_report_path(path)) or {}
+    data: JsonObject = read_json(_report_path(path)) or {}
     data.pop("schema", None)
     try:
         report = ClipReport(**data) if data else None
