@@ -17,6 +17,9 @@ from palaestra.errors import ConfigError
 SHUTDOWN_TIMEOUT_S = 5
 """Seconds that running requests may take after shutdown began."""
 
+MAX_WEBSOCKET_MESSAGE_BYTES = 1 << 16
+"""Longest message that a client may send."""
+
 KEEP_ALIVE_S = 75
 """Longer than clients keep idle connections, so that no request is sent on a connection that is being closed."""
 
@@ -67,12 +70,16 @@ def socket_url(host: str, sock: socket.socket) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serve_in_background(app: Any, sock: socket.socket) -> AsyncIterator[asyncio.Task[None]]:
+async def serve_in_background(
+    app: Any, sock: socket.socket, *, websockets: bool = False
+) -> AsyncIterator[asyncio.Task[None]]:
     """Serve `app` on a socket inside the block; the task that it yields ends only if the server fails."""
     config = uvicorn.Config(
         app,
         http="httptools",
-        ws="none",
+        ws="websockets-sansio" if websockets else "none",
+        ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
+        ws_per_message_deflate=False,
         lifespan="off",
         log_config=None,
         access_log=False,

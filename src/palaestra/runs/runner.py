@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal, Protocol, TypeAlias
 
 from palaestra.redaction import redact_command, redact_environment
+from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import API_SCHEMA, JsonObject
 
@@ -194,6 +195,34 @@ class LaunchPlan:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
+class PolicyRequest:
+    """A checkpoint that is to act in a play."""
+
+    checkpoint: CheckpointRecord
+    spec: RunSpec | None
+    """The spec of the run that saved it; None for an imported checkpoint."""
+    command: JsonObject
+    """The command of that run; empty for an imported checkpoint."""
+    deterministic: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyPlan:
+    """The process in which a policy acts; `train.play.policies` describes how a play talks to it."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables in addition to those of the play."""
+    cwd: str = ""
+    foreign_code: str = ""
+    """What it would execute that the user has not agreed to; empty when there is nothing of that kind."""
+
+    def digest(self) -> str:
+        """Hash of the command, to recognise the one that the user agreed to."""
+        return hashlib.sha256(json.dumps([self.argv, dict(self.environment), self.cwd]).encode()).hexdigest()
+
+
 @dataclass(frozen=True)
 class Machine:
     """Facts about the machine, determined once per preflight."""
@@ -223,3 +252,10 @@ class Runner(Protocol):
 
     def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
         """The command, after a preflight without refusals. Raises `ConfigError` if it cannot run."""
+
+
+class PlayableRunner(Runner, Protocol):
+    """A runner whose checkpoints can act in a play; its capabilities say `offline_inference`."""
+
+    def plan_policy(self, request: PolicyRequest, machine: Machine) -> PolicyPlan:
+        """The process of a policy. Raises `ConfigError` if the checkpoint cannot act."""

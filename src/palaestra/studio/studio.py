@@ -10,10 +10,9 @@ from typing import Any
 
 from palaestra.errors import ConfigError, PalaestraError
 from palaestra.runs.client.client import TrainerService
-from palaestra.runs.play.plays import PlayRecord
 from palaestra.runs.play.protocol import Control, Mode, Pause, Reset, SetMode, SetSpeed, SingleStep, TakeControl
 from palaestra.runs.play.spec import PlaySpec
-from palaestra.runs.play.state import PlayEnded, Report
+from palaestra.runs.play.state import PlayEnded, PlayRecord, Report
 from palaestra.studio.feed import Feed, Subscribers
 from palaestra.studio.model.environments import EnvironmentsModel
 from palaestra.studio.model.notices import Notices

@@ -11,14 +11,13 @@ from palaestra.errors import ConfigError, UnknownRun
 from palaestra.files.home import Home
 from palaestra.runs.play.episode import (
     EpisodeReader,
-    EpisodeRecord,
     EpisodeWriter,
     delete_episode,
     list_episodes,
     new_episode_directory,
     open_episode,
 )
-from palaestra.runs.play.state import StepReport
+from palaestra.runs.play.state import EpisodeRecord, StepReport
 
 JPEG = b"\xff\xd8\xff\xe0 a picture"
 

@@ -17,16 +17,18 @@ import os
 import select
 import time
 import urllib.parse
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic_core import to_jsonable_python
 
 from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
 from palaestra.files.home import Home
-from palaestra.runs.client.connect import RESTART, Endpoint, ensure_service, find_lock_holder
+from palaestra.runs.client.connect import RESTART, Endpoint, ensure_service, find_lock_holder, find_service
+from palaestra.runs.client.server_events import ServerEvent, ServerEvents
 from palaestra.runs.phase import Phase
+from palaestra.runs.play.state import EpisodeRecord, EpisodeStep, PlayRecord
 from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPreview
 from palaestra.runs.series import MetricPoint
@@ -34,6 +36,11 @@ from palaestra.runs.spec import RunSpec, find_value_fault, resolve_environment, 
 from palaestra.runs.wire import JsonObject, error_from_json, from_json, upgrade_names
 from palaestra.telemetry.event import Record, decode
 
+if TYPE_CHECKING:
+    from palaestra.runs.client.play import PlayConnection
+    from palaestra.runs.play.spec import PlaySpec
+
+_T = TypeVar("_T")
 _log = logging.getLogger(__name__)
 _SLOW_TIMEOUT_S = 900.0
 """For requests that take time: a stop returns when the run has ended, and a preflight may probe interpreters."""
@@ -42,7 +49,6 @@ _WARN_AFTER_S = 10.0
 """Time without a response after which a warning is logged."""
 _STREAM_TIMEOUT_S = 30.0
 """A stream sends at least a comment every ten seconds."""
-_STREAM_ATTEMPTS = 5
 _FIRST_POLL_S, _MAX_POLL_S = 0.02, 0.5
 
 
@@ -130,8 +136,8 @@ class TrainerService:
         """Lines of a run's output, without line ends; with `follow`, until the run has ended."""
         path = f"/runs/{_quote(run_id)}/log"
         if follow:
-            for _, _, data in self._stream(f"{path}/stream", {"offset": offset, "attempt": attempt}, ""):
-                yield from json.loads(data)["text"].splitlines()
+            for text in self.watch_log(run_id, offset=offset, attempt=attempt):
+                yield from text.splitlines()
             return
         while True:
             chunk = self.request("GET", path, offset=offset, attempt=attempt)
@@ -146,8 +152,25 @@ class TrainerService:
         `after` is the id of an event of the HTTP API.
         """
         query = {"after": after, "follow": follow}
-        for _, kind, data in self._stream(f"/runs/{_quote(run_id)}/events", query, after):
-            yield decode(data) if kind == "event" else from_json(RunEvent, upgrade_names(json.loads(data)))
+
+        def convert(event: ServerEvent) -> Record | RunEvent:
+            return decode(event.data) if event.kind == "event" else _read_run_event(json.loads(event.data))
+
+        yield from self._stream(f"/runs/{_quote(run_id)}/events", query, convert, after)
+
+    def watch_log(self, run_id: str, *, offset: int = 0, attempt: int | None = None) -> ServerEvents[str]:
+        """Parts of a run's output as they are written, until the run has ended; can be closed from any thread."""
+        path = f"/runs/{_quote(run_id)}/log/stream"
+        return self._stream(path, {"offset": offset, "attempt": attempt}, lambda event: json.loads(event.data)["text"])
+
+    def watch_runs(self) -> ServerEvents[tuple[str, RunEvent]]:
+        """Run id and event of all runs from now on; ends with the connection. List the runs after it has begun."""
+
+        def convert(event: ServerEvent) -> tuple[str, RunEvent]:
+            data = json.loads(event.data)
+            return str(data.pop("run_id")), _read_run_event(data)
+
+        return self._stream("/stream", {}, convert, resumes=False)
 
     def recent_metrics(self, run_id: str, count: int, names: Sequence[str] = ()) -> dict[str, list[MetricPoint]]:
         """The last points of the named metrics (default: of all metrics)."""
@@ -169,6 +192,78 @@ class TrainerService:
     def checkpoints(self, **filters: object) -> list[CheckpointRecord]:
         """Checkpoints that match the filters `run`, `agent` and `env`, newest first."""
         return [from_json(CheckpointRecord, row) for row in self.request("GET", "/checkpoints", None, **filters)]
+
+    def start_play(self, spec: PlaySpec) -> PlayRecord:
+        """Start a play; returns when its environment is ready."""
+        return from_json(PlayRecord, self.request("POST", "/play", {"spec": spec.model_dump(mode="json")}))
+
+    def plays(self) -> list[PlayRecord]:
+        """The plays of the service, newest first."""
+        return [from_json(PlayRecord, row) for row in self.request("GET", "/play")]
+
+    def stop_play(self, play_id: str) -> PlayRecord:
+        """End a play."""
+        return from_json(PlayRecord, self.request("DELETE", f"/play/{_quote(play_id)}"))
+
+    def open_play(self, play_id: str) -> PlayConnection:
+        """Watch and control a play."""
+        from palaestra.runs.client.play import PlayConnection  # needs the package websockets
+
+        return PlayConnection(self._endpoint(False), play_id)
+
+    def activate_checkpoint(
+        self, play_id: str, checkpoint: str, *, deterministic: bool = True, consent: str = ""
+    ) -> PlayRecord:
+        """Load a policy into a play, in the background; the state of the play reports the result."""
+        body = {"checkpoint": checkpoint, "deterministic": deterministic, "consent": consent}
+        return from_json(PlayRecord, self.request("POST", f"/play/{_quote(play_id)}/policy", body))
+
+    def episodes(self, *, env: str | None = None, play: str | None = None) -> list[EpisodeRecord]:
+        """Recorded episodes, newest first."""
+        return [from_json(EpisodeRecord, row) for row in self.request("GET", "/episodes", env=env, play=play)]
+
+    def episode_steps(self, episode_id: str, first: int = 0, count: int | None = None) -> list[EpisodeStep]:
+        """The steps of an episode; step 0 is its beginning."""
+        rows = self.request("GET", f"/episodes/{_quote(episode_id)}/steps", first=first, count=count)
+        return [from_json(EpisodeStep, row) for row in rows]
+
+    def episode_picture(self, episode_id: str, step: int) -> bytes:
+        """The picture of a step, or the last one before it."""
+        return self.read_bytes(f"/episodes/{_quote(episode_id)}/pictures/{step}")
+
+    def export_episode(self, episode_id: str) -> bytes:
+        """An episode as a video in WebM format."""
+        return self.read_bytes(f"/episodes/{_quote(episode_id)}/video", timeout_s=_SLOW_TIMEOUT_S)
+
+    def delete_episode(self, episode_id: str) -> EpisodeRecord:
+        """Delete a recorded episode."""
+        return from_json(EpisodeRecord, self.request("DELETE", f"/episodes/{_quote(episode_id)}"))
+
+    def check_health(self, timeout_s: float = 5.0) -> None:
+        """Raise `ServiceUnreachable` if the service does not answer in time. Starts no service."""
+        endpoint = self._configured or find_service(self.home, check=False)
+        if endpoint is None:
+            raise ServiceUnreachable(f"no run service answers for {self.home.path}")
+        connection = endpoint.connection(timeout_s)
+        try:
+            connection.request("GET", "/health")
+            status = connection.getresponse().status
+        except (OSError, http.client.HTTPException) as error:
+            raise ServiceUnreachable(f"{endpoint.url} does not answer ({error})") from None
+        finally:
+            connection.close()
+        if status != 200:
+            raise ServiceUnreachable(f"{endpoint.url} answers {status}: it is not a run service")
+
+    def read_bytes(self, path: str, *, timeout_s: float = _QUICK_TIMEOUT_S, **query: Any) -> bytes:
+        """The body of a route that returns a file."""
+        connection, response = self._send("GET", path, None, query, {}, timeout_s)
+        try:
+            return response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ServiceUnreachable(f"GET {path}: the response is incomplete ({error})") from error
+        finally:
+            connection.close()
 
     def request(self, method: str, path: str, body: Mapping[str, object] | None = None, **query: object) -> Any:
         """Send a request to any route of docs/http-api.md and return its JSON. Error responses are raised."""
@@ -259,33 +354,22 @@ class TrainerService:
             self._discovered = ensure_service(self.home)
         return self._discovered
 
-    def _stream(self, path: str, query: Mapping[str, object], last_id: str) -> Iterator[tuple[str, str, str]]:
-        """Events (id, kind, data) until `end`; reconnects with the last id when the connection breaks."""
-        failures = 0
-        while failures < _STREAM_ATTEMPTS:
-            headers = {"Last-Event-ID": last_id} if last_id else {}
-            try:
-                connection, response = self._send("GET", path, None, query, headers, _STREAM_TIMEOUT_S)
-            except ServiceUnreachable:
-                failures += 1
-                if failures == _STREAM_ATTEMPTS:
-                    raise
-                time.sleep(0.2 * failures)
-                continue
-            try:
-                for event_id, kind, data in _read_events(response):
-                    failures = 0
-                    if kind == "end":
-                        return
-                    last_id = event_id or last_id
-                    yield event_id, kind, data
-            except (OSError, http.client.HTTPException):
-                pass
-            finally:
-                connection.close()
-            failures += 1
-            time.sleep(0.05)
-        raise ServiceUnreachable(f"GET {path}: the stream broke {_STREAM_ATTEMPTS} times")
+    def _stream(
+        self,
+        path: str,
+        query: Mapping[str, Any],
+        convert: Callable[[ServerEvent], _T],
+        last_id: str = "",
+        *,
+        resumes: bool = True,
+    ) -> ServerEvents[_T]:
+        """A stream that reconnects with the last id when the connection breaks."""
+
+        def open_stream(after: str) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+            headers = {"Last-Event-ID": after} if after else {}
+            return self._send("GET", path, None, query, headers, _STREAM_TIMEOUT_S)
+
+        return ServerEvents(open_stream, convert, last_id, resumes=resumes)
 
 
 def _check_url(url: str) -> None:
@@ -294,23 +378,6 @@ def _check_url(url: str) -> None:
         raise ConfigError("url", url, "holds a user or password", "Leave them out, and give the service's token")
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ConfigError("url", url, "is not the address of a service", "Give for example http://127.0.0.1:8710")
-
-
-def _read_events(response: http.client.HTTPResponse) -> Iterator[tuple[str, str, str]]:
-    event_id, kind, data = "", "", ""
-    while line := response.readline():
-        text = line.decode("utf-8").rstrip("\n")
-        name, _, value = text.partition(": ")
-        if not text:
-            if data:
-                yield event_id, kind, data
-            event_id, kind, data = "", "", ""
-        elif name == "id":
-            event_id = value
-        elif name == "event":
-            kind = value
-        elif name == "data":
-            data += value
 
 
 def _build_spec(config: RunSpec | Mapping[str, object] | str | Path, runner: str, fields: JsonObject) -> RunSpec:
@@ -341,6 +408,10 @@ def _changes_to_json(changes: Mapping[str, object]) -> Any:
         if fault:
             raise ConfigError(key, value, fault)
     return to_jsonable_python(dict(changes))
+
+
+def _read_run_event(data: JsonObject) -> RunEvent:
+    return from_json(RunEvent, upgrade_names(data))
 
 
 def _quote(run_id: str) -> str:

@@ -72,8 +72,8 @@ def find_lock_holder(home: Home) -> LockHolder | None:
     return LockHolder(identity, str(lock.get("url") or ""))
 
 
-def find_service(home: Home) -> Endpoint | None:
-    """The service of a state directory; None when none answers."""
+def find_service(home: Home, *, check: bool = True) -> Endpoint | None:
+    """The service of a state directory; None when none answers, or without `check` when none is running."""
     data = read_json(home.endpoint)
     if data is None and home.endpoint.exists():
         data = read_json(home.lock)  # the endpoint file is damaged, and the lock names the same URL
@@ -86,7 +86,7 @@ def find_service(home: Home) -> Endpoint | None:
         endpoint = Endpoint(str(data["url"]), home.token.read_text().strip())
     except (KeyError, OSError):
         return None
-    return endpoint if _is_healthy(endpoint) else None
+    return endpoint if not check or _is_healthy(endpoint) else None
 
 
 def ensure_service(home: Home, *, start: bool = True, settings: JsonObject | None = None) -> Endpoint:

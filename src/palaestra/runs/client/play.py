@@ -59,7 +59,7 @@ class PlayConnection:
             try:
                 data = self._connection.recv()
             except ConnectionClosed as error:
-                if error.rcvd is not None and error.rcvd.code == 1000 or error.sent is not None:
+                if (error.rcvd is not None and error.rcvd.code == 1000) or error.sent is not None:
                     return
                 raise ServiceUnreachable(f"the connection to the play broke ({error})") from None
             except OSError as error:

@@ -40,32 +40,31 @@ class ServerEvents(Generic[_T]):
         self._attempts = _ATTEMPTS if resumes else 1
         self._lock = threading.Lock()
         self._socket: socket.socket | None = None
-        self._is_closed = False
+        self._closed = threading.Event()
 
     def __iter__(self) -> Iterator[_T]:
         """The events until the stream ends or is closed."""
         failures = 0
-        while failures < self._attempts and not self._is_closed:
+        while failures < self._attempts and not self._closed.is_set():
             try:
                 connection, response = self._open(self._last_id)
             except ServiceUnreachable:
                 failures += 1
-                if failures >= self._attempts and not self._is_closed:
+                if failures >= self._attempts and not self._closed.is_set():
                     raise
                 time.sleep(0.2 * failures)
                 continue
             try:
                 with self._lock:
-                    # The response owns the socket once the service has announced the end of the connection.
-                    self._socket = connection.sock or getattr(response.fp, "raw", None)._sock  # type: ignore[union-attr]
+                    self._socket = connection.sock
                 for event in read_events(response):
                     failures = 0
-                    if self._is_closed or event.kind == "end":
+                    if self._closed.is_set() or event.kind == "end":
                         return
                     self._last_id = event.id or self._last_id
                     yield self._convert(event)
             except (OSError, http.client.HTTPException, ValueError):
-                if self._is_closed:
+                if self._closed.is_set():
                     return
             finally:
                 with self._lock:
@@ -73,12 +72,12 @@ class ServerEvents(Generic[_T]):
                 connection.close()
             failures += 1
             time.sleep(0.05)
-        if not self._is_closed:
+        if not self._closed.is_set():
             raise ServiceUnreachable(f"the stream broke {self._attempts} times")
 
     def close(self) -> None:
         """End the stream; a thread that waits for the next event returns at once."""
-        self._is_closed = True
+        self._closed.set()
         with self._lock:
             if self._socket is not None:
                 with contextlib.suppress(OSError):

@@ -19,9 +19,9 @@ import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any, Literal, TypeAlias
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,47 +31,12 @@ from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import check_run_id
 from palaestra.processes.procfs import ProcessIdentity
-from palaestra.runs.play.protocol import Mode
-from palaestra.runs.play.state import StepReport
-from palaestra.runs.wire import API_SCHEMA, JsonObject, Number, from_json, to_json
+from palaestra.runs.play.state import EpisodeRecord, Outcome, StepReport
+from palaestra.runs.wire import JsonObject, from_json, to_json
 from palaestra.strict_json import dump_json
 
-Outcome: TypeAlias = Literal["playing", "terminated", "truncated", "stopped", "interrupted"]
 _EPISODE, _STEPS, _PICTURES, _OBSERVATIONS = "episode.json", "steps.jsonl", "pictures.bin", "observations.bin"
 _PICTURE_STARTS = {b"\xff\xd8\xff": "image/jpeg", b"\x89PNG": "image/png"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpisodeRecord:
-    """Summary of a recorded episode."""
-
-    __pydantic_config__ = API_SCHEMA
-
-    episode_id: str
-    play_id: str
-    env_id: str
-    kind: Literal["gymnasium", "screen"]
-    parameters: dict[str, Any] = field(default_factory=dict)
-    instruction: str = ""
-    seed: int | None = None
-    mode: Mode = "human"
-    policy: str = ""
-    """Name of the policy that acted; empty when none did."""
-    checkpoint: str = ""
-    fps: float = 30.0
-    started: float = 0.0
-    ended: float | None = None
-    outcome: Outcome = "playing"
-    """How it ended: by the environment (`terminated`, `truncated`), by a reset (`stopped`), or with its process
-    (`interrupted`)."""
-    success: bool | None = None
-    steps: int = 0
-    human_steps: int = 0
-    agent_steps: int = 0
-    episode_return: Number = 0.0
-    bytes: int = 0
-    problem: str = ""
-    """Why it cannot be replayed; empty when it can."""
 
 
 @dataclass(frozen=True)

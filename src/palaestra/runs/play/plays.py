@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import logging
 import os
 import signal
@@ -20,7 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import palaestra
 from palaestra.errors import ConfigError, LaunchRefused, PalaestraError, UnknownRun
@@ -29,9 +28,18 @@ from palaestra.files.run_directory import new_run_id
 from palaestra.redaction import is_secret_name
 from palaestra.runs.play.protocol import Control, LoadPolicy, Message, MessageBuffer, encode_control, pack
 from palaestra.runs.play.spec import PlaySpec
-from palaestra.runs.play.state import ALIVE, PlayEnded, PlayNotice, PlayState, PolicyStatus, pack_report, read_report
+from palaestra.runs.play.state import (
+    ALIVE,
+    PlayEnded,
+    PlayNotice,
+    PlayRecord,
+    PlayState,
+    PolicyStatus,
+    pack_report,
+    read_report,
+)
 from palaestra.runs.state.attempt_status import last_lines
-from palaestra.runs.wire import API_SCHEMA, JsonObject, to_json
+from palaestra.runs.wire import JsonObject, to_json
 
 _log = logging.getLogger(__name__)
 _START_TIMEOUT_S = 120.0
@@ -58,26 +66,6 @@ class PolicyLaunch:
     """`loading`; or `failed` or `needs_consent`, and then nothing is started."""
     command: Mapping[str, Any] | None = None
     """`argv`, `environment`, `cwd`; None for random actions."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlayRecord:
-    """One play."""
-
-    __pydantic_config__ = API_SCHEMA
-
-    play_id: str
-    env_id: str
-    """Environment or screen task."""
-    phase: Literal["running", "ended"]
-    reason: str = ""
-    """Why it ended."""
-    failed: bool = False
-    created: float = 0.0
-    clients: int = 0
-    pid: int = 0
-    spec: dict[str, Any] = dataclasses.field(default_factory=dict)
-    state: PlayState | None = None
 
 
 class Subscription:
@@ -167,7 +155,8 @@ class Play:
             reason = f"was not ready within {_START_TIMEOUT_S:.0f} s"
             raise LaunchRefused("play", self.env_id, reason, f"See {self._log}") from None
         if self.ended is not None and self.ended.failed:
-            raise LaunchRefused("play", self.env_id, self.ended.reason.rstrip("."), self.ended.remedy)
+            place = self.ended.place or "play"
+            raise LaunchRefused(place, self.env_id, self.ended.reason.rstrip("."), self.ended.remedy)
 
     @property
     def env_id(self) -> str:

@@ -1,4 +1,4 @@
-"""What a play worker reports: the environment and its controls, the state of the play, each step, each episode.
+"""Plays and recorded episodes as data: the environment and its controls, the state of a play, each step, the records.
 
 The types are the JSON of the messages and the client's values; `type` in the header of a message names them.
 """
@@ -6,10 +6,12 @@ The types are the JSON of the messages and the client's values; `type` in the he
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from palaestra.runs.play.protocol import Actor, Message, Mode, pack
 from palaestra.runs.wire import API_SCHEMA, JsonObject, Number, from_json, to_json
+
+Outcome: TypeAlias = Literal["playing", "terminated", "truncated", "stopped", "interrupted"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,11 +198,76 @@ class PlayEnded:
     reason: str
     failed: bool = False
     remedy: str = ""
+    place: str = ""
+    """The part of the request that is wrong."""
 
     TYPE = "ended"
 
 
-Report = PlayState | StepReport | PlayNotice | PlayEnded
+@dataclass(frozen=True, kw_only=True)
+class PlayRecord:
+    """One play."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    play_id: str
+    env_id: str
+    """Environment or screen task."""
+    phase: Literal["running", "ended"]
+    reason: str = ""
+    """Why it ended."""
+    failed: bool = False
+    created: float = 0.0
+    clients: int = 0
+    pid: int = 0
+    spec: dict[str, Any] = field(default_factory=dict)
+    state: PlayState | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodeRecord:
+    """Summary of a recorded episode."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    episode_id: str
+    play_id: str
+    env_id: str
+    kind: Literal["gymnasium", "screen"]
+    parameters: dict[str, Any] = field(default_factory=dict)
+    instruction: str = ""
+    seed: int | None = None
+    mode: Mode = "human"
+    policy: str = ""
+    """Name of the policy that acted; empty when none did."""
+    checkpoint: str = ""
+    fps: float = 30.0
+    started: float = 0.0
+    ended: float | None = None
+    outcome: Outcome = "playing"
+    """How it ended: by the environment (`terminated`, `truncated`), by a reset (`stopped`), or with its process
+    (`interrupted`)."""
+    success: bool | None = None
+    steps: int = 0
+    human_steps: int = 0
+    agent_steps: int = 0
+    episode_return: Number = 0.0
+    bytes: int = 0
+    problem: str = ""
+    """Why it cannot be replayed; empty when it can."""
+
+
+@dataclass(frozen=True)
+class EpisodeStep:
+    """A recorded step."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    report: StepReport
+    has_picture: bool
+
+
+Report: TypeAlias = PlayState | StepReport | PlayNotice | PlayEnded
 REPORTS: dict[str, type[Report]] = {kind.TYPE: kind for kind in (PlayState, StepReport, PlayNotice, PlayEnded)}
 ALIVE = "alive"
 """Type of the message that a worker sends every second."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import json
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,7 +25,16 @@ from palaestra.runs.process.interpreter import (
     probe,
     trainer_environment,
 )
-from palaestra.runs.runner import AttemptPaths, Finding, JournalFile, LaunchPlan, Machine, RunnerCapabilities
+from palaestra.runs.runner import (
+    AttemptPaths,
+    Finding,
+    JournalFile,
+    LaunchPlan,
+    Machine,
+    PolicyPlan,
+    PolicyRequest,
+    RunnerCapabilities,
+)
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.video.encoder import require_encoder
 from palaestra.runs.wire import JsonObject, from_json
@@ -147,6 +157,12 @@ class PalaestraRunner:
             files={config_file.name: json.dumps(training_config(spec), indent=2) + "\n"},
             versions={"palaestra": palaestra.__version__},
         )
+
+    def plan_policy(self, request: PolicyRequest, machine: Machine) -> PolicyPlan:
+        """The policy of a checkpoint in this interpreter."""
+        options = () if request.deterministic else ("--sample",)
+        program = (sys.executable, "-P", "-m", "palaestra.train.play.own_policy")
+        return PolicyPlan(argv=(*program, request.checkpoint.path, *options), environment={"PYTHONPATH": _ROOT})
 
     def _check(self, spec: RunSpec, interpreter: Interpreter, machine: Machine) -> CheckedConfig:
         """The result of `train --check`, cached for a minute. Raises `ConfigError` if it refuses."""

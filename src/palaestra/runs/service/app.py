@@ -16,9 +16,11 @@ from palaestra import __version__
 from palaestra.config import parse_section
 from palaestra.errors import ConfigError, ConsentRequired, IllegalTransition, PalaestraError, UnknownRun
 from palaestra.redaction import Redactor
+from palaestra.runs.play.plays import Plays
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.checkpoint_routes import add_checkpoint_routes
 from palaestra.runs.service.metric_routes import add_metric_routes, add_video_routes
+from palaestra.runs.service.play_routes import add_play_routes
 from palaestra.runs.service.run_routes import add_run_routes
 from palaestra.runs.service.schemas import COMMON_ERRORS, describe_errors
 from palaestra.runs.service.streaming import add_stream_routes
@@ -37,6 +39,7 @@ def build_api(
     reader: RunReader,
     registry: Registry,
     tensorboards: TensorBoards,
+    plays: Plays,
     closing: asyncio.Event,
 ) -> FastAPI:
     """The application without authentication. Streams end when `closing` is set."""
@@ -57,6 +60,7 @@ def build_api(
     add_checkpoint_routes(app, reader, registry)
     add_tool_routes(app, supervisor, reader, tensorboards)
     add_video_routes(app, reader)
+    add_play_routes(app, plays, reader.home)
     _add_error_handlers(app)
     return app
 

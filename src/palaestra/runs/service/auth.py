@@ -11,6 +11,7 @@ import time
 from palaestra.http.asgi import (
     AsgiApp,
     BodyTooLarge,
+    Message,
     Receive,
     Scope,
     Send,
@@ -41,11 +42,14 @@ class AuthMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request."""
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             return
         refusal = self._check(scope)
         if refusal is not None:
-            await _refuse(send, *refusal)
+            await _refuse(send, *refusal, scope_type=scope["type"])
+            return
+        if scope["type"] == "websocket":
+            await self._connect(scope, receive, send)
             return
         # A health check must not keep an idle service running.
         counted = scope["path"] != "/health"
@@ -64,6 +68,17 @@ class AuthMiddleware:
             if counted:
                 self._in_flight -= 1
                 self._last_request = time.monotonic()
+
+    async def _connect(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass on a WebSocket; the service is not idle while it is open."""
+        self._in_flight += 1
+        try:
+            await self._app(scope, receive, send)
+        except Exception:  # noqa: BLE001 - a failed connection is logged and does not affect others
+            _log.exception("the connection to %s failed", scope["path"])
+        finally:
+            self._in_flight -= 1
+            self._last_request = time.monotonic()
 
     def _check(self, scope: Scope) -> tuple[int, str, str] | None:
         """Status, code and text of the refusal of a request; None when it is authorised."""
@@ -89,6 +104,14 @@ class AuthMiddleware:
         return None
 
 
-async def _refuse(send: Send, status: int, code: str, text: str) -> None:
+async def _refuse(send: Send, status: int, code: str, text: str, *, scope_type: str = "http") -> None:
     error = {"code": code, "text": text, "place": "", "reason": text, "remedy": ""}
-    await send_json(send, status, {"error": error}, close=True)
+    if scope_type == "http":
+        await send_json(send, status, {"error": error}, close=True)
+        return
+
+    async def send_denial(message: Message) -> None:
+        # Before a WebSocket is accepted, its responses have names of their own.
+        await send({**message, "type": f"websocket.{message['type']}"})
+
+    await send_json(send_denial, status, {"error": error})

@@ -29,6 +29,8 @@ class ServiceConfig(SupervisorConfig):
     """0 chooses a free port; clients find it in the state directory."""
     idle_exit_s: float | None = Field(default=None, gt=0)
     """Exit after this many seconds without runs, queued runs and requests; null: never."""
+    play_idle_s: float = Field(default=300.0, gt=0)
+    """End a play after this many seconds without a client."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Level of service.log."""
 

@@ -30,6 +30,8 @@ from palaestra.http.server import listen, serve_in_background, socket_url
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
 from palaestra.runs.checkpoints.import_checkpoint import detach_from_runs
+from palaestra.runs.play.plays import Plays
+from palaestra.runs.play.policy_planner import PolicyPlanner
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.registry import add_installed_runners, registered_runners
 from palaestra.runs.service.app import build_api
@@ -79,15 +81,17 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
             home, registry, runners, config, catalogue=catalogue, add_installed=add_installed_runners
         )
         tensorboards, closing = TensorBoards(home), asyncio.Event()
+        policies = PolicyPlanner(home, supervisor.planner.get_runner)
+        plays = Plays(home, policies.plan, idle_timeout_s=config.play_idle_s)
         cataloguing: asyncio.Task[None] | None = None
         try:
             report = await supervisor.start()
             _log.info("version %s at %s; %s", __version__, url, report)
             # In the background: thousands of directories take seconds, and a resume finds checkpoints without rows.
             cataloguing = asyncio.create_task(_catalogue_checkpoints(catalogue, home, closing))
-            app = build_api(supervisor, RunReader(home), registry, tensorboards, closing)
+            app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, closing)
             auth = AuthMiddleware(app, token, AllowedHosts(config.host, config.allowed_hosts))
-            async with serve_in_background(auth, sock) as serving:
+            async with serve_in_background(auth, sock, websockets=True) as serving:
                 lock.publish_url(url)
                 identity = ProcessIdentity.of(os.getpid())
                 endpoint = {"schema": 1, "url": url, "version": __version__, **(asdict(identity) if identity else {})}
@@ -97,6 +101,8 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
                 def is_idle() -> bool:
                     if config.idle_exit_s is None or tensorboards.running() or catalogue.busy or not supervisor.idle:
                         return False
+                    if plays.num_running:
+                        return False
                     return auth.idle_s() > config.idle_exit_s
 
                 try:
@@ -104,6 +110,8 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
                 finally:
                     home.endpoint.unlink(missing_ok=True)
                     closing.set()
+                    # Ends the sockets of their clients, for which the server would wait.
+                    await plays.close()
         finally:
             closing.set()
             if cataloguing is not None:

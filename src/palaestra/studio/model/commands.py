@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 
@@ -34,7 +34,7 @@ class Commands:
                 raise ValueError(f"{command.name} or its shortcut {command.shortcut!r} exists already")
             self._commands[command.name] = command
 
-    def __iter__(self) -> Iterable[Command]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Command]:
         return iter(self._commands.values())
 
     def get(self, name: str) -> Command:

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 from palaestra.errors import ConfigError
 from palaestra.runs.checkpoints.signature import find_incompatibilities
-from palaestra.runs.play.episode import EpisodeRecord, EpisodeWriter, Outcome
+from palaestra.runs.play.episode import EpisodeWriter
 from palaestra.runs.play.protocol import (
     Act,
     Actor,
@@ -30,7 +30,7 @@ from palaestra.runs.play.protocol import (
     TakeControl,
 )
 from palaestra.runs.play.spec import PlaySpec
-from palaestra.runs.play.state import PlayNotice, PlayState, PolicyStatus, Report, StepReport
+from palaestra.runs.play.state import EpisodeRecord, Outcome, PlayNotice, PlayState, PolicyStatus, Report, StepReport
 from palaestra.train.play.environment import EncodedPicture, PlayEnvironment
 from palaestra.train.play.policies import ActingPolicy, Moment, Policy
 

@@ -18,13 +18,13 @@ from dataclasses import replace
 from typing import Any
 
 from palaestra.config import parse_section
-from palaestra.errors import ConfigError, PalaestraError, UnknownEnvironment
+from palaestra.errors import ConfigError, PalaestraError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import new_run_id
-from palaestra.runs.play.episode import EpisodeRecord, EpisodeWriter, new_episode_directory
+from palaestra.runs.play.episode import EpisodeWriter, new_episode_directory
 from palaestra.runs.play.protocol import Message, MessageBuffer, control_from_header, pack
 from palaestra.runs.play.spec import PlaySpec
-from palaestra.runs.play.state import ALIVE, PlayEnded, PlayNotice, PolicyStatus, Report, pack_report
+from palaestra.runs.play.state import ALIVE, EpisodeRecord, PlayEnded, PlayNotice, PolicyStatus, Report, pack_report
 from palaestra.runs.wire import from_json
 from palaestra.train.play.environment import open_environment
 from palaestra.train.play.loop import PlayLoop
@@ -61,7 +61,7 @@ class Worker:
             spec = parse_section(PlaySpec, first.header["spec"], place="play")
             environment = open_environment(spec)
         except PalaestraError as error:
-            self._send(PlayEnded(reason=_describe(error), failed=True, remedy=getattr(error, "remedy", "")))
+            self._send(_describe_failure(error, "it"))
             return 1
         home = Home.default()
 
@@ -83,7 +83,7 @@ class Worker:
             while self._is_open:
                 self._wait(loop)
         except Exception as error:  # noqa: BLE001 - an environment may raise anything; the play then ends with it
-            self._send(_describe_crash(error, environment.description.env_id))
+            self._send(_describe_failure(error, environment.description.env_id))
             return 1
         finally:
             loop.close()
@@ -171,19 +171,11 @@ class Worker:
             self._is_open = False
 
 
-def _describe(error: PalaestraError) -> str:
+def _describe_failure(error: Exception, env_id: str) -> PlayEnded:
     if isinstance(error, ConfigError):
-        return f"{error.place} = {error.value!r}: {error.reason}."
-    return str(error)
-
-
-def _describe_crash(error: Exception, env_id: str) -> PlayEnded:
-    if isinstance(error, UnknownEnvironment | ConfigError):
-        return PlayEnded(reason=_describe(error), failed=True, remedy=error.remedy)
+        return PlayEnded(reason=error.reason, failed=True, remedy=error.remedy, place=error.place)
     text = str(error) if isinstance(error, PalaestraError) else f"{type(error).__name__}: {error}"
-    return PlayEnded(
-        reason=f"{env_id} failed: {text[:500]}", failed=True, remedy="The log of the play holds the details"
-    )
+    return PlayEnded(reason=f"{env_id} failed: {text[:500]}", failed=True, remedy="The log of the play has the details")
 
 
 def main(words: list[str]) -> int:

@@ -1,0 +1,116 @@
+"""Finds the checkpoint of a policy that is to act in a play, checks it, and plans the process in which it acts."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+from palaestra.errors import CheckpointError
+from palaestra.files.atomic import read_json
+from palaestra.files.home import Home
+from palaestra.runs.checkpoints.catalogue import get_checkpoint
+from palaestra.runs.checkpoints.hashing import digest_path, verify
+from palaestra.runs.checkpoints.metadata import PalaestraCheckpoint, detect_format
+from palaestra.runs.checkpoints.signature import find_incompatibilities
+from palaestra.runs.play.plays import PolicyLaunch
+from palaestra.runs.play.protocol import LoadPolicy
+from palaestra.runs.play.spec import PlaySpec
+from palaestra.runs.play.state import PolicyStatus
+from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.runner import Machine, PlayableRunner, PolicyRequest, Runner
+from palaestra.runs.spec import RunSpec
+
+RANDOM = "random"
+"""Name of the policy that acts at random."""
+_RUNNER_OF_FORMAT = {"palaestra": "palaestra", "sb3_zip": "sb3", "torch_zip": "cleanrl"}
+"""Runners of imported checkpoints whose agent does not name one."""
+
+
+class PolicyPlanner:
+    """Plans the policies of plays."""
+
+    def __init__(self, home: Home, get_runner: Callable[[str], Awaitable[Runner]]) -> None:
+        self._home, self._get_runner = home, get_runner
+
+    async def plan(self, request: LoadPolicy, play: PlaySpec) -> PolicyLaunch:
+        """Plan a policy. `ConfigError` when it cannot act in this play; a result may also ask for consent."""
+        if request.checkpoint == RANDOM:
+            status = PolicyStatus(state="loading", name="random actions", checkpoint=RANDOM)
+            return PolicyLaunch(status=status)
+        record = await asyncio.to_thread(self._find, request.checkpoint, play)
+        await asyncio.to_thread(_check, record, play)
+        runner = await self._get_runner(_runner_name(record))
+        if not runner.capabilities.offline_inference:
+            remedy = "Choose a checkpoint of another trainer"
+            raise CheckpointError(
+                "checkpoint", record.checkpoint_id, f"checkpoints of {runner.name} cannot play", remedy
+            )
+        playable: PlayableRunner = runner  # type: ignore[assignment]  # its capabilities say so
+        machine = Machine(environment=dict(os.environ), free_disk_bytes=0)
+        source = await asyncio.to_thread(self._policy_request, record, request.deterministic)
+        plan = await asyncio.to_thread(playable.plan_policy, source, machine)
+        status = PolicyStatus(
+            state="loading", name=_describe(record), checkpoint=record.checkpoint_id, agent_id=record.agent_id
+        )
+        if plan.foreign_code and request.consent != plan.digest():
+            text = f"Loading it executes code that is not part of palaestra: {plan.foreign_code}"
+            return PolicyLaunch(status=replace(status, state="needs_consent", text=text, digest=plan.digest()))
+        command = {"argv": list(plan.argv), "environment": dict(plan.environment), "cwd": plan.cwd}
+        return PolicyLaunch(status=status, command=command)
+
+    def _find(self, name: str, play: PlaySpec) -> CheckpointRecord:
+        path = play.invoked_from / Path(name).expanduser()
+        if not path.exists():
+            return get_checkpoint(self._home, name)
+        if detect_format(path) != "palaestra":
+            remedy = f"Import it first: palaestra checkpoints import {name}"
+            raise CheckpointError("checkpoint", name, "is a file that is not registered", remedy)
+        own = PalaestraCheckpoint.read(path)
+        digest = digest_path(path)
+        return CheckpointRecord(
+            checkpoint_id=digest.sha256[:16],
+            run_id="",
+            agent_id="palaestra/",
+            env_id="" if own is None else own.env_id,
+            attempt=0,
+            env_step=None if own is None else own.env_step,
+            path=str(path.resolve()),
+            sha256=digest.sha256,
+            size_bytes=digest.size_bytes,
+            format="palaestra",
+            created=path.stat().st_mtime,
+        )
+
+    def _policy_request(self, record: CheckpointRecord, deterministic: bool) -> PolicyRequest:
+        spec, command = None, {}
+        if record.run_id:
+            run = self._home.run(record.run_id)
+            stored = read_json(run.spec)
+            spec = None if stored is None else RunSpec.model_validate(stored)
+            command = read_json(run.attempt(record.attempt).command) or {}
+        return PolicyRequest(checkpoint=record, spec=spec, command=command, deterministic=deterministic)
+
+
+def _check(record: CheckpointRecord, play: PlaySpec) -> None:
+    """Refuse a checkpoint that is damaged, or that was trained elsewhere."""
+    verdict = verify(record)
+    if not verdict.fits:
+        raise CheckpointError("checkpoint", record.checkpoint_id, verdict.problem, "Choose another checkpoint")
+    trained, here = record.env_id.removeprefix("compiled/"), (play.env_id or "").removeprefix("compiled/")
+    # A model for screens acts in every task.
+    reasons = find_incompatibilities({"env_id": trained}, {"env_id": here}) if here else []
+    if reasons:
+        remedy = f"Switch to {record.env_id}, or choose a checkpoint that was trained in {play.env_id}"
+        raise CheckpointError("checkpoint", record.checkpoint_id, "; ".join(reasons), remedy)
+
+
+def _runner_name(record: CheckpointRecord) -> str:
+    return record.agent_id.partition("/")[0] or _RUNNER_OF_FORMAT.get(record.format, "palaestra")
+
+
+def _describe(record: CheckpointRecord) -> str:
+    algorithm = record.agent_id.partition("/")[2] or record.agent_id or record.format
+    return f"{algorithm}, {record.step_text} steps" if record.env_step is not None else algorithm
