@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.files.home import Home
+from palaestra.runs.play.plays import Plays
+from palaestra.runs.play.policy_planner import PolicyPlanner
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.registry import registered_runners
 from palaestra.runs.service.app import build_api
@@ -107,7 +109,8 @@ def description() -> dict[str, Any]:
         home = Home(Path(directory) / "var" / "training")
         registry = open_registry(home)
         supervisor = Supervisor(home, registry, registered_runners())
-        app = build_api(supervisor, RunReader(home), registry, TensorBoards(home), asyncio.Event())
+        plays = Plays(home, PolicyPlanner(home, supervisor.planner.get_runner).plan, idle_timeout_s=1.0)
+        app = build_api(supervisor, RunReader(home), registry, TensorBoards(home), plays, asyncio.Event())
         registry.close()
         return app.openapi()
 

@@ -16,13 +16,13 @@ from statistics import median
 from typing import Any
 
 from palaestra.files.home import Home
+from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunEvent
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.state.attempt_status import read_status
+from palaestra.runs.state.attempt_files import read_status
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.telemetry.event import Record
 

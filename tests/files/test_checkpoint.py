@@ -23,9 +23,8 @@ from palaestra.files.checkpoint import (
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import SavedState, load_checkpoint, save_checkpoint
-from palaestra.runs.checkpoints.hashing import digest_path, verify
+from palaestra.runs.checkpoints.files import PalaestraCheckpoint, digest_path, verify
 from palaestra.runs.checkpoints.import_checkpoint import import_checkpoint
-from palaestra.runs.checkpoints.metadata import PalaestraCheckpoint
 from palaestra.train import config_from, evaluate_checkpoint, train
 
 OLD = Path(__file__).parent / "schema_1" / "update_00000002"

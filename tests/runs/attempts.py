@@ -10,7 +10,7 @@ from dataclasses import replace
 from palaestra.runs.phase import determine_outcome
 from palaestra.runs.process.attempt_process import AttemptProcess
 from palaestra.runs.runner import AttemptPaths, LaunchPlan
-from palaestra.runs.state.attempt_status import read_exit_facts
+from palaestra.runs.state.attempt_files import read_exit_facts
 
 TIMEOUT_S = 60.0
 

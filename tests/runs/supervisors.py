@@ -6,11 +6,11 @@ import json
 
 from tests.runs.attempts import TIMEOUT_S, wait_until
 
+from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.telemetry.journal import JournalReader
 

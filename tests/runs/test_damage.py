@@ -26,7 +26,7 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.state.attempt_status import read_status
+from palaestra.runs.state.attempt_files import read_status
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import read_run
 from palaestra.telemetry import Journal

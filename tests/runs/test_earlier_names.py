@@ -20,9 +20,8 @@ from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runner import JournalFile, StdoutLines
-from palaestra.runs.series.commits import Commit, append_commit
-from palaestra.runs.state.attempt_plan import AttemptPlan
-from palaestra.runs.state.attempt_status import read_status
+from palaestra.runs.series.files import Commit, append_commit
+from palaestra.runs.state.attempt_files import AttemptPlan, read_status
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.resume import read_current_spec

@@ -10,7 +10,7 @@ from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 from palaestra.errors import ConfigError, UnknownRun
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.checkpoints.deploy import Deployment, _replace_deployment, find_deployed_paths
-from palaestra.runs.checkpoints.hashing import digest_path
+from palaestra.runs.checkpoints.files import digest_path
 
 DAY = 86_400.0
 

@@ -6,7 +6,7 @@ import pytest
 
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.ingest.ring import Ring
+from palaestra.runs.ingest.stream import Ring
 from palaestra.runs.series.reader import SeriesReader
 
 from .ingest.echo_trainer import SOURCES, metric_name, start_echo

@@ -4,11 +4,11 @@ import pytest
 
 from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused, StateDirectoryLocked, UnknownRun
 from palaestra.runs import Phase, TrainerOrchestrator
+from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.registry import open_registry_read_only
-from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.telemetry import TrainingStep
 
 CONFIG = SupervisorConfig(min_free_disk_mb=0)

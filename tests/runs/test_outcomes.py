@@ -21,7 +21,7 @@ from palaestra.files.atomic import write_json
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import AttemptProcess
-from palaestra.runs.state.attempt_status import exception_line, last_lines
+from palaestra.runs.state.attempt_files import exception_line, last_lines
 
 
 def _end_of(home, code, **options):

@@ -8,7 +8,7 @@ import pytest
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.series import reader as reader_module
-from palaestra.runs.series.format import read_records
+from palaestra.runs.series.files import read_records
 from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
 from palaestra.runs.store.registry import Registry

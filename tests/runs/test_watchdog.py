@@ -12,7 +12,7 @@ from tests.runs.attempts import create_attempt, run_attempt, wait_for_output, wa
 
 from palaestra.processes.procfs import ProcessIdentity, boot_id, find_by_environment
 from palaestra.runs.process import watchdog
-from palaestra.runs.state.attempt_status import LABEL_VARIABLE, read_status
+from palaestra.runs.state.attempt_files import LABEL_VARIABLE, read_status
 
 
 def test_an_end_is_written_down_with_its_cost(home):

@@ -4,8 +4,8 @@ import pytest
 
 from palaestra.files.home import Home
 from palaestra.runs import Phase, TrainerOrchestrator, TrainerService
+from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.runners.echo import EchoRunner
-from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.telemetry import TrainingStep
 
 pytestmark = pytest.mark.timeout(120)

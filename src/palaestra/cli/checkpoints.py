@@ -57,7 +57,7 @@ def verify_command(
     Exit code 1 if one does not match.
     """
     from palaestra.runs.checkpoints.catalogue import get_checkpoint, list_checkpoints
-    from palaestra.runs.checkpoints.hashing import verify
+    from palaestra.runs.checkpoints.files import verify
 
     home = Home.default()
     if bool(names) == everything:

@@ -46,7 +46,7 @@ def serve(
         else:
             print(f"No service runs for {home.path}." if pid is None else "The service has exited; runs continue.")
         return
-    from palaestra.runs.service.config import service_config
+    from palaestra.runs.config import service_config
     from palaestra.runs.service.server import run_service
 
     def announce(facts: Mapping[str, object]) -> None:

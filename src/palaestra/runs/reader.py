@@ -19,7 +19,7 @@ from palaestra.files.run_directory import Attempt, RunDirectory, check_run_id
 from palaestra.redaction import Redactor
 from palaestra.runs.phase import Phase, determine_outcome
 from palaestra.runs.record import LASTING_ALARMS, RunEvent, RunRecord
-from palaestra.runs.state.attempt_status import read_exit_facts, read_status
+from palaestra.runs.state.attempt_files import read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.registry import open_registry_read_only

@@ -12,12 +12,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 from palaestra.redaction import redact_command, redact_environment
-from palaestra.runs.record import CheckpointRecord
-from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import API_SCHEMA, JsonObject
+
+if TYPE_CHECKING:
+    from palaestra.runs.record import CheckpointRecord
+    from palaestra.runs.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class JournalFile:
 
 @dataclass(frozen=True)
 class StdoutLines:
-    """Events are parsed from stdout.log in a format of `runs.ingest.output_formats.OUTPUT_FORMATS`."""
+    """Events are parsed from stdout.log in a format of `runs.ingest.trainer_formats.OUTPUT_FORMATS`."""
 
     format: str
     kind: Literal["stdout"] = "stdout"
@@ -92,7 +94,10 @@ class StdoutLines:
 
 @dataclass(frozen=True)
 class EventFiles:
-    """Events are read from TensorBoard files in the working directory with a tag table of `runs.ingest.tags.TAGS`."""
+    """Events are read from TensorBoard files in the working directory.
+
+    `tags` names a table of `runs.ingest.trainer_formats.TAGS`.
+    """
 
     pattern: str
     tags: str

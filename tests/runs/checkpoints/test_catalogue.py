@@ -12,12 +12,11 @@ from tests.runs.checkpoints.own import own_checkpoint
 from tests.runs.supervisors import echo, read_journal, run_supervisor, wait_for_end, wait_for_phase
 
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue, find_checkpoints
-from palaestra.runs.checkpoints.hashing import verify
-from palaestra.runs.checkpoints.metadata import CheckpointStep
+from palaestra.runs.checkpoints.files import CheckpointStep, verify
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runners.echo import EchoRunner
-from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.store.registry import Registry
 from palaestra.telemetry.event import CheckpointSaved, Record, TrainingStep, encode

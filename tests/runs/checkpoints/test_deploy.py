@@ -12,7 +12,7 @@ from palaestra.files.atomic import write_json
 from palaestra.runs.checkpoints import deploy as deploy_module
 from palaestra.runs.checkpoints.catalogue import find_checkpoints, get_checkpoint
 from palaestra.runs.checkpoints.deploy import deploy, find_deployed_paths, get_deployment, list_deployments, withdraw
-from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.files import verify
 from palaestra.runs.checkpoints.import_checkpoint import (
     Provenance,
     copy_out_of_run,

@@ -3,7 +3,7 @@ import numpy as np
 from tests.runs.checkpoints.own import own_checkpoint
 
 from palaestra.policy.storage import space_to_json
-from palaestra.runs.checkpoints.metadata import PalaestraCheckpoint
+from palaestra.runs.checkpoints.files import PalaestraCheckpoint
 from palaestra.runs.checkpoints.signature import find_incompatibilities, normalize_signature
 from palaestra.runs.process.probe import environment, space_json
 

@@ -5,7 +5,7 @@ import pytest
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.ingest.event_file import EventFileTail, parse_scalars
-from palaestra.runs.ingest.export import export_tensorboard
+from palaestra.runs.tools.tensorboard import export_tensorboard
 from palaestra.telemetry.event import EpisodeSummary, LogLine, TrainingStep
 from palaestra.telemetry.journal import Journal
 from palaestra.telemetry.tensorboard import TensorBoardSink

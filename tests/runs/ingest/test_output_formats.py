@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from palaestra.runs.ingest.output_formats import OUTPUT_FORMATS, find_tracking_url
+from palaestra.runs.ingest.trainer_formats import OUTPUT_FORMATS, find_tracking_url
 from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.ingest.output_formats import OUTPUT_FORMATS
 from palaestra.runs.ingest.pump import Pump
+from palaestra.runs.ingest.trainer_formats import OUTPUT_FORMATS
 from palaestra.runs.runner import JournalFile
 from palaestra.telemetry.event import EpisodeSummary, TrainingStep
 from palaestra.telemetry.journal import Journal

@@ -1,6 +1,6 @@
 """The newest records in memory."""
 
-from palaestra.runs.ingest.ring import Ring
+from palaestra.runs.ingest.stream import Ring
 from palaestra.telemetry.event import LogLine, Record, TrainingStep
 
 

@@ -18,8 +18,7 @@ from palaestra.runs.runner import JournalFile
 from palaestra.runs.series import MetricPoint
 from palaestra.runs.series import reader as reader_module
 from palaestra.runs.series import writer as writer_module
-from palaestra.runs.series.commits import read_last_commit
-from palaestra.runs.series.format import (
+from palaestra.runs.series.files import (
     BUCKET,
     FANOUT,
     LEVELS,
@@ -27,6 +26,7 @@ from palaestra.runs.series.format import (
     build_next_level,
     cover_range,
     points_to_buckets,
+    read_last_commit,
     read_records,
 )
 from palaestra.runs.series.reader import RunSeries, SeriesReader

@@ -5,7 +5,7 @@ import math
 import pytest
 from benchmarks.reference import documented_metrics
 
-from palaestra.runs.ingest.tags import EPISODE_TAGS, TAGS, EpisodePairing, PendingEpisode, provenance
+from palaestra.runs.ingest.trainer_formats import EPISODE_TAGS, TAGS, EpisodePairing, PendingEpisode, provenance
 from palaestra.runs.ingest.translator import Thinning
 from palaestra.runs.runner import EventFiles, JournalFile, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary

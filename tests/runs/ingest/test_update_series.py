@@ -9,7 +9,7 @@ from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.feed import Feed, update_series
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.runner import JournalFile
-from palaestra.runs.series.commits import SeriesBusy, SeriesLock
+from palaestra.runs.series.files import SeriesBusy, SeriesLock
 from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.state.unsupervised import summarize_journal
 from palaestra.telemetry.event import EpisodeSummary, PhaseChanged, TrainingStep

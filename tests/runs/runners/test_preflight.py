@@ -9,11 +9,11 @@ import pytest
 from tests.runs.supervisors import run_supervisor, wait_for_end
 
 from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused
+from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.runners.template import ScriptRunner
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 
 CHECKOUT = str(Path(__file__).parent / "checkout")

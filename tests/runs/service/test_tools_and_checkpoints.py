@@ -13,10 +13,10 @@ from tests.runs.serving import service, service_thread
 
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
-from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.files import verify
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, copy_out_of_run
 from palaestra.runs.client.connect import find_service
-from palaestra.runs.service.config import service_config
+from palaestra.runs.config import service_config
 
 torch = pytest.importorskip("torch")
 

@@ -8,11 +8,10 @@ from tests.runs.checkpoints.own import own_checkpoint
 from palaestra.errors import ConfigError
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
-from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.video.checkpoint_recorder import CheckpointRecorder
 from palaestra.runs.video.clip import list_clips
-from palaestra.runs.video.record_video import record_clip
+from palaestra.runs.video.record_video import CheckpointRecorder, record_clip
 from palaestra.telemetry.event import CheckpointSaved, Record
 
 RUN = RunRecord(run_id="run", runner="palaestra", agent_id="palaestra/ppo", env_id="CartPole-v1", phase=Phase.RUNNING)

@@ -2,7 +2,7 @@ import os
 
 import pytest
 
-from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.video.clip import ClipReport, compute_recording_overhead, list_clips, prune_clips
 
 REPORT = ClipReport(frames=200, seconds=4.0, encode_s=1.0, sps_with=100.0, sps_without=400.0, slowdown=4.0)

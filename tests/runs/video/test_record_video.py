@@ -12,7 +12,7 @@ from palaestra.runs.checkpoints.catalogue import find_checkpoints
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.runs.series.reader import RunSeries
-from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.video.clip import measure_recording_overhead
 from palaestra.runs.video.record_video import record_clip, record_run
 

@@ -147,7 +147,7 @@ def gc(
     The policy is a setting of the service, for example retention: {keep_last: 100} in var/training/service.yaml. Exit
     code 1 if a change failed.
     """
-    from palaestra.runs.service.config import changed_settings_warning
+    from palaestra.runs.service.doctor import changed_settings_warning
 
     service = connect_service()
     entries = service.request("POST", "/gc", {"dry_run": not yes})

@@ -171,7 +171,7 @@ def export_tensorboard(
     as_json: JsonOption = False,
 ) -> None:
     """Export the metrics of a run to TensorBoard files."""
-    from palaestra.runs.ingest.export import export_tensorboard as export
+    from palaestra.runs.tools.tensorboard import export_tensorboard as export
 
     target = None if into is None else into.resolve()
     report = query(lambda reader: export(reader.paths(run), target))

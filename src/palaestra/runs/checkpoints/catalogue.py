@@ -15,12 +15,17 @@ from palaestra.errors import ConfigError
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
-from palaestra.runs.checkpoints.hashing import digest_path
+from palaestra.runs.checkpoints.files import (
+    AttemptSteps,
+    PalaestraCheckpoint,
+    detect_format,
+    digest_path,
+    summarize_returns,
+)
 from palaestra.runs.checkpoints.import_checkpoint import list_imported
-from palaestra.runs.checkpoints.metadata import AttemptSteps, PalaestraCheckpoint, detect_format, summarize_returns
 from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.runs.record import CheckpointRecord, RunRecord
-from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.store.database import RegistryCorrupt
 from palaestra.runs.store.rebuild import read_run
 from palaestra.runs.store.registry import Registry, open_registry_read_only

@@ -25,7 +25,7 @@ import palaestra
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
-from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.files import verify
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, copy_out_of_run
 from palaestra.runs.checkpoints.signature import find_incompatibilities
 from palaestra.runs.record import CheckpointRecord

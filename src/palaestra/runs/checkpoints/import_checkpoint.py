@@ -23,8 +23,7 @@ from palaestra.errors import CheckpointError
 from palaestra.files.atomic import read_json, sync, sync_tree, write_json
 from palaestra.files.checkpoint import MANIFEST, FileDigest, digest_file, manifest_files
 from palaestra.files.home import Home
-from palaestra.runs.checkpoints.hashing import digest_path, verify
-from palaestra.runs.checkpoints.metadata import CheckpointStep, PalaestraCheckpoint, summarize_returns
+from palaestra.runs.checkpoints.files import CheckpointStep, PalaestraCheckpoint, digest_path, summarize_returns, verify
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.runs.record import MAX_INTEGER, CheckpointRecord, fit_checkpoint

@@ -26,7 +26,7 @@ from palaestra.errors import ServiceUnreachable, StateDirectoryLocked
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
-from palaestra.runs.state.attempt_status import last_lines
+from palaestra.runs.state.attempt_files import last_lines
 from palaestra.runs.wire import JsonObject, error_from_json
 
 _log = logging.getLogger(__name__)

@@ -13,16 +13,15 @@ from dataclasses import dataclass, field
 
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import boot_id
-from palaestra.runs.ingest.output_formats import find_tracking_url
 from palaestra.runs.ingest.stdout import OutputScanner
-from palaestra.runs.ingest.tags import provenance
+from palaestra.runs.ingest.trainer_formats import find_tracking_url, provenance
 from palaestra.runs.ingest.translator import TranslationCounts, Translator
 from palaestra.runs.record import MAX_INTEGER
 from palaestra.runs.runner import JournalFile, Source
-from palaestra.runs.series.commits import SeriesBusy, SeriesLock, read_last_commit
+from palaestra.runs.series.files import SeriesBusy, SeriesLock, read_last_commit
 from palaestra.runs.series.reader import SeriesReader
 from palaestra.runs.series.writer import SeriesWriter
-from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.state.progress import AttemptProgress, NonFiniteTracker
 from palaestra.runs.wire import JsonObject, upgrade_names
 from palaestra.telemetry.event import (

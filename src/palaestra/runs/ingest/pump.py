@@ -19,7 +19,7 @@ from typing import Self
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.feed import Feed
 from palaestra.runs.runner import Source
-from palaestra.runs.series.commits import SeriesBusy
+from palaestra.runs.series.files import SeriesBusy
 from palaestra.runs.state.progress import AttemptProgress
 from palaestra.telemetry.event import Record
 

@@ -1,28 +1,104 @@
 """A run as an event stream: first its past run events and telemetry records, then new ones, each once.
 
-A follower is described by one position. Records come from memory if it reaches back far enough, otherwise from the
-files, so a slow follower costs nothing. The stream ends when the run has ended and everything was sent.
+`Ring` holds the newest records in memory. One thread publishes; any number of followers read, each described by one
+position. Records come from the ring if it reaches back far enough, otherwise from the files, so a slow follower costs
+no memory. The stream ends when the run has ended and everything was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from typing import NamedTuple
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from typing import NamedTuple, TypeAlias
 
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt, RunDirectory
-from palaestra.runs.ingest.ring import Ring
 from palaestra.runs.record import RunEvent
 from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.state.unsupervised import read_unsupervised
-from palaestra.telemetry.event import Record
+from palaestra.telemetry.event import Record, TrainingStep
 from palaestra.telemetry.journal import JournalReader
 
 _BATCH = 2000
 _POLL_EVERY_S = 0.5
 """For changes without a notification."""
+
+Key: TypeAlias = tuple[int, int]
+"""Attempt and sequence number: ordered, and stable across restarts."""
+
+
+class Keyed(NamedTuple):
+    """A record and its key."""
+
+    key: Key
+    record: Record
+
+
+class Ring:
+    """The last records of one run: at most `capacity` records with at most `max_values` values."""
+
+    def __init__(self, capacity: int = 4096, max_values: int = 131_072) -> None:
+        self._capacity, self._max_values = capacity, max_values
+        self._records: deque[Keyed] = deque()
+        self._values = 0
+        self._before: Key | None = None
+        self._lock = threading.Lock()
+        self._subscribers: dict[object, Callable[[], None]] = {}
+
+    def publish(self, attempt: int, records: Sequence[Record]) -> None:
+        """Append records in order and notify every subscriber once. Records that were added before are skipped."""
+        with self._lock:
+            for record in records:
+                key = (attempt, record.seq)
+                if self._records and key <= self._records[-1].key:
+                    continue
+                if not self._records:
+                    self._before = (attempt, record.seq - 1)
+                self._records.append(Keyed(key, record))
+                self._values += _value_count(record)
+                # The newest record is kept regardless of its size.
+                while len(self._records) > self._capacity or (
+                    self._values > self._max_values and len(self._records) > 1
+                ):
+                    oldest = self._records.popleft()
+                    self._before = oldest.key
+                    self._values -= _value_count(oldest.record)
+            subscribers = list(self._subscribers.values())
+        for callback in subscribers:
+            callback()
+
+    def since(self, key: Key) -> list[Keyed] | None:
+        """Return the records after `key`; None when some of them may have been dropped: read the file first."""
+        with self._lock:
+            if self._before is None or key < self._before:
+                return None
+            newer: list[Keyed] = []
+            for keyed in reversed(self._records):
+                if keyed.key <= key:
+                    break
+                newer.append(keyed)
+        newer.reverse()
+        return newer
+
+    def subscribe(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Have the publishing thread call `callback` after every publication; return a function that unsubscribes."""
+        token = object()
+        with self._lock:
+            self._subscribers[token] = callback
+
+        def unsubscribe() -> None:
+            with self._lock:
+                self._subscribers.pop(token, None)
+
+        return unsubscribe
+
+
+def _value_count(record: Record) -> int:
+    event = record.event
+    return len(event.metrics) if isinstance(event, TrainingStep) else 1
 
 
 class Position(NamedTuple):

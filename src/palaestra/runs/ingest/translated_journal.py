@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from palaestra.errors import ConfigError
-from palaestra.runs.series.commits import read_lines_backward
+from palaestra.runs.series.files import read_lines_backward
 from palaestra.runs.wire import JsonObject
 from palaestra.telemetry.event import Event, UnknownEvent, encode
 

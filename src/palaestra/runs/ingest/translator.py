@@ -15,9 +15,15 @@ from typing import TypeVar
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.event_file import EventFileTail, EventRecord, parse_scalars
-from palaestra.runs.ingest.output_formats import OUTPUT_FORMATS, find_tracking_url
 from palaestra.runs.ingest.stdout import MAX_LINE_BYTES, LineTail
-from palaestra.runs.ingest.tags import EPISODE_TAGS, TAGS, EpisodePairing, PendingEpisode
+from palaestra.runs.ingest.trainer_formats import (
+    EPISODE_TAGS,
+    OUTPUT_FORMATS,
+    TAGS,
+    EpisodePairing,
+    PendingEpisode,
+    find_tracking_url,
+)
 from palaestra.runs.ingest.translated_journal import Origin, TranslatedEvent, TranslatedJournal
 from palaestra.runs.runner import EventFiles, Source, StdoutLines
 from palaestra.runs.wire import JsonObject

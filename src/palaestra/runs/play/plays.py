@@ -38,7 +38,7 @@ from palaestra.runs.play.state import (
     pack_report,
     read_report,
 )
-from palaestra.runs.state.attempt_status import last_lines
+from palaestra.runs.state.attempt_files import last_lines
 from palaestra.runs.wire import JsonObject, to_json
 
 _log = logging.getLogger(__name__)

@@ -12,8 +12,7 @@ from palaestra.errors import CheckpointError
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
-from palaestra.runs.checkpoints.hashing import digest_path, verify
-from palaestra.runs.checkpoints.metadata import PalaestraCheckpoint, detect_format
+from palaestra.runs.checkpoints.files import PalaestraCheckpoint, detect_format, digest_path, verify
 from palaestra.runs.checkpoints.signature import find_incompatibilities
 from palaestra.runs.play.plays import PolicyLaunch
 from palaestra.runs.play.protocol import LoadPolicy

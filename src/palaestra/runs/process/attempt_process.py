@@ -26,7 +26,7 @@ from palaestra.processes.procfs import ProcessIdentity, find_by_environment, lis
 from palaestra.runs.process import watchdog
 from palaestra.runs.record import RunEvent
 from palaestra.runs.runner import LaunchPlan
-from palaestra.runs.state.attempt_status import LABEL_VARIABLE, read_status
+from palaestra.runs.state.attempt_files import LABEL_VARIABLE, read_status
 from palaestra.runs.state.unsupervised import find_journal_writer
 from palaestra.runs.wire import JsonObject
 

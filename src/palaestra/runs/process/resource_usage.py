@@ -17,7 +17,7 @@ from typing import TypeAlias
 from palaestra.files.atomic import append_line
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, list_descendants
-from palaestra.runs.state.attempt_status import read_tail
+from palaestra.runs.state.attempt_files import read_tail
 from palaestra.runs.wire import API_SCHEMA, JsonObject
 
 _TICKS = os.sysconf("SC_CLK_TCK")

@@ -17,13 +17,12 @@ from pathlib import Path
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
-from palaestra.runs.ingest.output_formats import OUTPUT_FORMATS
-from palaestra.runs.ingest.tags import TAGS
+from palaestra.runs.ingest.trainer_formats import OUTPUT_FORMATS, TAGS
 from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.process.attempt_process import AttemptProcess
 from palaestra.runs.runner import AttemptPaths, EventFiles, JournalFile, LaunchPlan, Machine, Runner, StdoutLines
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.state.attempt_status import read_status
+from palaestra.runs.state.attempt_files import read_status
 from palaestra.telemetry.event import Record
 from palaestra.telemetry.journal import JournalReader
 

@@ -14,13 +14,13 @@ import numpy as np
 
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.series import MetricPoint
-from palaestra.runs.series.commits import read_last_commit
-from palaestra.runs.series.format import (
+from palaestra.runs.series.files import (
     FANOUT,
     LEVELS,
     Records,
     cover_range,
     points_to_buckets,
+    read_last_commit,
     read_records,
     record_count,
     representative_points,

@@ -18,16 +18,18 @@ import numpy as np
 
 from palaestra.files.atomic import sync_files
 from palaestra.processes.procfs import boot_id
-from palaestra.runs.series.commits import Commit, append_commit, read_last_commit
-from palaestra.runs.series.format import (
+from palaestra.runs.series.files import (
     BUCKET,
     FANOUT,
     LEVELS,
     POINT,
+    Commit,
     Records,
+    append_commit,
     build_next_level,
     level_path,
     points_to_buckets,
+    read_last_commit,
     read_records,
     record_count,
 )

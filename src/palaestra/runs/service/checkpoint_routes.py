@@ -13,7 +13,7 @@ from palaestra.runs.checkpoints import catalogue
 from palaestra.runs.checkpoints import deploy as deployment_store
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
 from palaestra.runs.checkpoints.deploy import Deployment, deploy, withdraw
-from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.files import verify
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
 from palaestra.runs.checkpoints.signature import probe_environment
 from palaestra.runs.reader import RunReader

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Literal
 
 from palaestra.errors import PalaestraError
+from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.http.hosts import exposure_warning
 from palaestra.redaction import is_secret_name
 from palaestra.runs.client.connect import find_lock_holder, find_service
+from palaestra.runs.config import SETTINGS_FILE, service_config
 from palaestra.runs.process.interpreter import Interpreter, cuda_findings, probe
 from palaestra.runs.process.resource_usage import Gpu, detect_gpus
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.registry import broken_runners, registered_runners
-from palaestra.runs.service.config import SETTINGS_FILE, changed_settings_warning, service_config
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_for_reading
 
@@ -143,6 +144,16 @@ def _check_settings(home: Home) -> Iterator[Finding]:
         yield Finding("settings", "warning", changed, _RESTART)
     else:
         yield Finding("settings", "ok", str(path))
+
+
+def changed_settings_warning(home: Home) -> str:
+    """A warning when `service.yaml` was changed after the running service had read it; else empty."""
+    path = home.path / SETTINGS_FILE
+    started = (read_json(home.lock) or {}).get("since")
+    if not path.exists() or find_lock_holder(home) is None or not isinstance(started, int | float):
+        return ""
+    changed = path.stat().st_mtime > started
+    return f"{path} was changed after the service started, which still uses the old settings" if changed else ""
 
 
 def _check_service(home: Home) -> Iterator[Finding]:

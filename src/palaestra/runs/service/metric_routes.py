@@ -28,6 +28,7 @@ from palaestra.runs.service.schemas import (
     describe_errors,
     new_router,
 )
+from palaestra.runs.tools.tensorboard import export_tensorboard
 from palaestra.runs.video.clip import Clip, list_clips
 from palaestra.runs.video.record_video import record_run
 from palaestra.runs.wire import JsonObject, Number, to_json
@@ -145,8 +146,6 @@ def add_metric_routes(app: FastAPI, reader: RunReader) -> None:
     @metrics_router.post("/runs/{run_id}/export-tensorboard", responses=NOT_FOUND)
     def export(run_id: RunId, body: ExportBody) -> ExportResponse:
         """Write event files for TensorBoard, for runs of every runner."""
-        from palaestra.runs.ingest.export import export_tensorboard
-
         report = export_tensorboard(reader.paths(run_id), body.into)
         return ExportResponse(directory=str(report.directory), points=report.points)
 

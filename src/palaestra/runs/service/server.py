@@ -30,18 +30,18 @@ from palaestra.http.server import listen, serve_in_background, socket_url
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
 from palaestra.runs.checkpoints.import_checkpoint import detach_from_runs
+from palaestra.runs.config import ServiceConfig, service_config
 from palaestra.runs.play.plays import Plays
 from palaestra.runs.play.policy_planner import PolicyPlanner
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.registry import add_installed_runners, registered_runners
 from palaestra.runs.service.app import build_api
 from palaestra.runs.service.auth import AuthMiddleware
-from palaestra.runs.service.config import ServiceConfig, service_config
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
-from palaestra.runs.video.checkpoint_recorder import CheckpointRecorder
+from palaestra.runs.video.record_video import CheckpointRecorder
 from palaestra.runs.wire import error_to_json
 
 _IDLE_CHECK_S = 1.0

@@ -18,7 +18,7 @@ from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import Alarm, RunRecord
 from palaestra.runs.state.alarms import describe_non_finite
-from palaestra.runs.state.attempt_status import read_tail
+from palaestra.runs.state.attempt_files import read_tail
 from palaestra.runs.state.progress import NonFiniteMetric, NonFiniteTracker
 from palaestra.runs.wire import JsonObject
 from palaestra.strict_json import optional_number, read_numbers

@@ -13,8 +13,7 @@ from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
 from palaestra.runs.phase import PhaseEvent, determine_outcome
 from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord, fit_record
-from palaestra.runs.state.attempt_plan import AttemptPlan
-from palaestra.runs.state.attempt_status import read_exit_facts, read_status
+from palaestra.runs.state.attempt_files import AttemptPlan, read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.database import RegistryCorrupt, move_aside

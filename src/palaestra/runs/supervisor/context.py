@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
+from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.launch_planner import LaunchPlanner
 
 _log = logging.getLogger(__name__)

@@ -21,12 +21,12 @@ from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, Runner
 from palaestra.runs.runners.registry import runner_not_found
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.supervisor.admission import attempt_paths, find_plan_fault, free_disk_bytes
 from palaestra.runs.supervisor.queue import Slots, gpu_shortage
 from palaestra.runs.supervisor.resume import ResumeRequest, find_resume_point
+from palaestra.runs.supervisor.run_files import attempt_paths, find_plan_fault, free_disk_bytes
 
 _MB = 1 << 20
 _CHECKPOINT_ID = re.compile(r"[0-9a-f]{1,64}")

@@ -20,6 +20,7 @@ from typing import Any, Self, TypeVar
 
 from palaestra.config import parse_section
 from palaestra.files.home import Home
+from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.ingest.stream import StreamItem
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import Runner
@@ -27,10 +28,9 @@ from palaestra.runs.runners.registry import add_installed_runners, registered_ru
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
-from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.resume import ResumeRequest
 from palaestra.runs.supervisor.supervisor import Supervisor
-from palaestra.runs.video.checkpoint_recorder import CheckpointRecorder
+from palaestra.runs.video.record_video import CheckpointRecorder
 from palaestra.telemetry.event import Record
 
 _T = TypeVar("_T")

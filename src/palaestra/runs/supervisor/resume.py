@@ -19,13 +19,13 @@ from palaestra.errors import ConfigError, LaunchRefused
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.checkpoints.catalogue import find_checkpoints
-from palaestra.runs.checkpoints.hashing import verify
+from palaestra.runs.checkpoints.files import verify
 from palaestra.runs.phase import Phase, PhaseEvent
 from palaestra.runs.record import CheckpointRecord, RunChanges, RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.supervisor.admission import read_spec
+from palaestra.runs.supervisor.run_files import read_spec
 from palaestra.runs.wire import JsonObject
 
 

@@ -15,7 +15,7 @@ from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
 from palaestra.redaction import Redactor
 from palaestra.runs.archive.package import directory_size
-from palaestra.runs.ingest.ring import Ring
+from palaestra.runs.ingest.stream import Ring
 from palaestra.runs.phase import AttemptOutcome, Phase, PhaseEvent, determine_outcome
 from palaestra.runs.process.attempt_process import (
     AttemptProcess,
@@ -32,14 +32,13 @@ from palaestra.runs.record import Alarm, RunRecord
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.alarms import AlarmLimits, describe_missing_episodes, lasting_alarms, merge_alarms
-from palaestra.runs.state.attempt_plan import AttemptPlan
-from palaestra.runs.state.attempt_status import AttemptStatus, StopRequest, read_exit_facts, read_status
+from palaestra.runs.state.attempt_files import AttemptPlan, AttemptStatus, StopRequest, read_exit_facts, read_status
 from palaestra.runs.state.progress import AttemptProgress, RunTotals
-from palaestra.runs.supervisor.admission import prepare_attempt
 from palaestra.runs.supervisor.attempt_monitor import AttemptMonitor
 from palaestra.runs.supervisor.context import SupervisorContext
 from palaestra.runs.supervisor.launch_planner import find_script_change
 from palaestra.runs.supervisor.resume import read_current_spec
+from palaestra.runs.supervisor.run_files import prepare_attempt
 from palaestra.runs.supervisor.state_writer import RunStateWriter
 from palaestra.telemetry.event import CheckpointSaved, Record
 

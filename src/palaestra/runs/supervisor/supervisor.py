@@ -23,9 +23,9 @@ from palaestra.files.run_directory import check_run_id, new_run_id
 from palaestra.runs.archive.retention import RetentionAction
 from palaestra.runs.archive.run_archive import RunArchive
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
+from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.ingest.pump import Pump
-from palaestra.runs.ingest.ring import Ring
-from palaestra.runs.ingest.stream import StreamItem, follow
+from palaestra.runs.ingest.stream import Ring, StreamItem, follow
 from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
@@ -36,9 +36,6 @@ from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.state.unsupervised import find_journal_writer, read_unsupervised
 from palaestra.runs.store.rebuild import rebuild_if_damaged
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.supervisor.admission import attempt_paths, create_run, initial_record, plan_facts
-from palaestra.runs.supervisor.adoption import AdoptionReport, find_live_runs, remove_unfinished
-from palaestra.runs.supervisor.config import SupervisorConfig
 from palaestra.runs.supervisor.context import BackgroundTasks, SupervisorContext
 from palaestra.runs.supervisor.launch_planner import LaunchPlanner, Preview
 from palaestra.runs.supervisor.queue import (
@@ -57,6 +54,15 @@ from palaestra.runs.supervisor.resume import (
     find_resume_point,
     read_current_spec,
     resume_columns,
+)
+from palaestra.runs.supervisor.run_files import (
+    AdoptionReport,
+    attempt_paths,
+    create_run,
+    find_live_runs,
+    initial_record,
+    plan_facts,
+    remove_unfinished,
 )
 from palaestra.runs.supervisor.state_writer import EventBus, RunStateWriter
 from palaestra.runs.supervisor.supervised_run import SupervisedRun

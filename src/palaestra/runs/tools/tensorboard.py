@@ -1,7 +1,10 @@
-"""Starts TensorBoard for runs: on a free port, one instance per set of runs, ended with the service or when idle.
+"""TensorBoard for runs of any trainer: exports their metrics as event files, and starts TensorBoard on them.
 
-An instance loads everything in its directory, so each set of runs has its own. Runs that write event files are shown
-live; for others, event files are exported first.
+An export holds every value and every episode of the journals. It is written to a temporary directory and moved into
+place when complete. Steps that a resumed attempt repeated come from that attempt only.
+
+A started instance has a free port and ends with the service or when idle. It loads everything in its directory, so each
+set of runs has its own. Runs that write event files are shown live; for others, event files are exported first.
 """
 
 from __future__ import annotations
@@ -13,20 +16,27 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 from palaestra.errors import ConfigError
+from palaestra.files.atomic import atomic_directory
 from palaestra.files.home import Home
-from palaestra.files.run_directory import RunDirectory
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.process.tool_process import ToolProcess
+from palaestra.telemetry.event import EpisodeSummary, TrainingStep
+from palaestra.telemetry.journal import JournalReader
+from palaestra.telemetry.tensorboard import TensorBoardSink
 
 _START_TIMEOUT_S = 60.0
 _IDLE_TIMEOUT_S = 3600.0
 """An instance ends this long after it was last requested: it takes memory and keeps the service running."""
 _URL = re.compile(r"at (http://\S+)")
 _EVENT_FILES = "events.out.tfevents.*"
+_BATCH = 10_000
+_TimedEvent: TypeAlias = tuple[float, TrainingStep | EpisodeSummary]
 
 
 @dataclass
@@ -135,8 +145,68 @@ def find_event_directories(run: RunDirectory) -> dict[str, Path]:
         for number, directory in enumerate(sorted(paths)):
             label = run.run_id if len(attempts) == 1 else f"{run.run_id}/attempt_{attempt.number}"
             directories[label if number == 0 else f"{label}/{directory.name}"] = directory
-    if directories:
-        return directories
-    from palaestra.runs.ingest.export import export_tensorboard
+    return directories or {run.run_id: export_tensorboard(run).directory}
 
-    return {run.run_id: export_tensorboard(run).directory}
+
+class ExportReport(NamedTuple):
+    """Result of an export."""
+
+    points: int
+    directory: Path
+
+
+def export_tensorboard(run: RunDirectory, into: str | Path | None = None) -> ExportReport:
+    """Write the curves of a run to a directory for `tensorboard --logdir`, replacing an earlier export.
+
+    The default directory is the run's own `tensorboard`. Raises `ConfigError` when it cannot be written.
+    """
+    target = run.tensorboard if into is None else Path(into)
+    if not target.is_absolute():
+        raise ConfigError("into", str(target), "is not an absolute path", "Give an absolute path")
+    try:
+        _require_replaceable(target)
+        time = 0.0
+        with atomic_directory(target, durable=False) as new:
+            sink = TensorBoardSink(new, clock=lambda: time, single_episodes=True)
+            try:
+                for record in _read_events(run):
+                    time, event = record
+                    sink.emit(event)
+            finally:
+                sink.close()
+            shutil.rmtree(target, ignore_errors=True)
+    except OSError as error:
+        reason, remedy = f"cannot be written ({error.strerror or error})", "Choose a writable directory"
+        raise ConfigError("into", str(target), reason, remedy) from None
+    return ExportReport(sink.points, target)
+
+
+def _require_replaceable(target: Path) -> None:
+    if target.is_dir():
+        others = [path.name for path in target.iterdir() if not path.name.startswith("events.out.tfevents.")]
+        if not others:
+            return
+        reason = f"contains {others[0]}, which is not an event file and would be replaced"
+    elif target.exists():
+        reason = "is a file"
+    else:
+        return
+    raise ConfigError("into", str(target), reason, "Choose a new directory")
+
+
+def _read_events(run: RunDirectory) -> Iterator[_TimedEvent]:
+    attempts = run.attempts()
+    first_events = [next(_read_attempt(attempt), None) for attempt in attempts]
+    for number, attempt in enumerate(attempts, start=1):
+        stop = min((first[1].env_step for first in first_events[number:] if first is not None), default=None)
+        for time, event in _read_attempt(attempt):
+            if stop is None or event.env_step < stop:
+                yield time, event
+
+
+def _read_attempt(attempt: Attempt) -> Iterator[_TimedEvent]:
+    with JournalReader(attempt.journal) as reader:
+        while records := reader.read(_BATCH):
+            for _, time, event in records:
+                if isinstance(event, TrainingStep | EpisodeSummary):
+                    yield time, event

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.run_directory import Attempt, RunDirectory
-from palaestra.runs.state.attempt_plan import AttemptPlan
+from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.wire import API_SCHEMA, JsonObject, Number
 
 MAX_CLIPS = 10

@@ -1,21 +1,41 @@
-"""Settings of the run service, and the file that holds them."""
+"""Settings of the supervisor and of the run service, and the file that holds them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator
 
-from palaestra.config import parse_section
+from palaestra.config import Section, parse_section
 from palaestra.config.file import read_config_file
-from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.http.hosts import is_host_name
-from palaestra.runs.client.connect import find_lock_holder
-from palaestra.runs.supervisor.config import SupervisorConfig
+from palaestra.runs.archive.retention import RetentionPolicy
 
 SETTINGS_FILE = "service.yaml"
+
+
+class SupervisorConfig(Section):
+    """How runs are scheduled and monitored."""
+
+    max_running: int = Field(default_factory=lambda: max(1, os.cpu_count() or 1), ge=1)
+    """Maximum number of concurrent runs; further runs are queued."""
+    poll_every_s: float = Field(default=0.05, gt=0)
+    """Seconds between two reads of telemetry."""
+    alarm_every_s: float = Field(default=1.0, gt=0)
+    """Seconds between two checks of every run for alarms."""
+    no_episode_steps: int = Field(default=50_000, ge=0)
+    """Alarm if no episode finishes within this many steps (0: never)."""
+    min_free_disk_mb: int = Field(default=512, ge=0)
+    """Launches are refused below this much free disk space."""
+    sample_every_s: float = Field(default=5.0, gt=0)
+    """Seconds between two samples of CPU, memory and GPU usage of every run."""
+    scan_every_s: float = Field(default=5.0, gt=0)
+    """Seconds between two searches for runs started with `palaestra train`."""
+    retention: RetentionPolicy = RetentionPolicy()
+    """Retention policy of `palaestra runs gc`."""
 
 
 class ServiceConfig(SupervisorConfig):
@@ -48,13 +68,3 @@ def service_config(home: Home, settings: Mapping[str, object]) -> ServiceConfig:
     path = home.path / SETTINGS_FILE
     stored = read_config_file(path) if path.exists() else {}
     return parse_section(ServiceConfig, {**stored, **settings}, place="service")
-
-
-def changed_settings_warning(home: Home) -> str:
-    """A warning when `service.yaml` was changed after the running service had read it; else empty."""
-    path = home.path / SETTINGS_FILE
-    started = (read_json(home.lock) or {}).get("since")
-    if not path.exists() or find_lock_holder(home) is None or not isinstance(started, int | float):
-        return ""
-    changed = path.stat().st_mtime > started
-    return f"{path} was changed after the service started, which still uses the old settings" if changed else ""

@@ -1,6 +1,6 @@
-"""The status of an attempt, read from its files and from the kernel: who is alive, how it ended, what it reported last.
+"""The files of an attempt: its stored plan, its processes, how it ended, what it printed and reported last.
 
-Reads only, and imports nothing heavy: `palaestra runs list` reads the status of every live run.
+Imports nothing heavy: `palaestra runs list` reads the status of every live run.
 """
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from palaestra.files.atomic import read_json
+from palaestra.files.atomic import read_json, write_json
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, boot_id
 from palaestra.runs.phase import ExitFacts
+from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Source, StdoutLines
 from palaestra.runs.wire import JsonObject, from_damaged_json, upgrade_names
 
 LABEL_VARIABLE = "PALAESTRA_RUN"
@@ -29,6 +30,54 @@ _NOT_FATAL = ("Exception ignored in", "Exception in thread", "Error in atexit")
 """Lines before a traceback that did not end the program."""
 _MAX_LINES_AFTER_TRACEBACK = 20
 """A program that prints more than this after a traceback ended for another reason. W&B's summary is not counted."""
+_SOURCES: dict[str, type[JournalFile] | type[StdoutLines] | type[EventFiles]] = {
+    "journal": JournalFile,
+    "stdout": StdoutLines,
+    "tensorboard": EventFiles,
+}
+
+
+@dataclass(frozen=True)
+class AttemptPlan:
+    """The stored part of a `LaunchPlan`; holds no environment variables."""
+
+    sources: tuple[Source, ...] = ()
+    checkpoints: tuple[str, ...] = ()
+    videos: tuple[str, ...] = ()
+    stop_grace_s: float = 10.0
+    env_id: str = ""
+    algorithm: str = ""
+    total_steps: int | None = None
+    env_signature: JsonObject = field(default_factory=dict)
+    script_sha256: str = ""
+    gpus: tuple[str, ...] = ()
+    """GPUs leased to the attempt."""
+    record_video: bool = False
+
+    @classmethod
+    def of(cls, plan: LaunchPlan, gpus: tuple[str, ...] = ()) -> AttemptPlan:
+        """The part of a launch plan to store."""
+        shared = {one.name: getattr(plan, one.name) for one in fields(cls) if one.name != "gpus"}
+        return cls(**shared | {"env_signature": dict(plan.env_signature)}, gpus=gpus)
+
+    @classmethod
+    def read(cls, attempt: Attempt) -> AttemptPlan | None:
+        """The stored plan of an attempt; None if there is none."""
+        data = read_versioned_json(attempt.plan)
+        if data is None:
+            return None
+        try:
+            data.pop("schema", None)
+            sources = tuple(_SOURCES[source["kind"]](**upgrade_names(source)) for source in data.pop("sources"))
+            for name in ("checkpoints", "videos", "gpus"):
+                data[name] = tuple(data[name])
+            return cls(sources=sources, **data)
+        except (KeyError, TypeError):
+            return None
+
+    def write(self, attempt: Attempt) -> None:
+        """Store the plan in the directory of an attempt."""
+        write_json(attempt.plan, {"schema": 1, **asdict(self)})
 
 
 @dataclass(frozen=True)
