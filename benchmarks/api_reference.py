@@ -97,6 +97,8 @@ TITLES = {
     "keeping": "Archiving and deleting",
     "checkpoints": "Checkpoints",
     "runners": "Runners",
+    "play": "Plays",
+    "episodes": "Recorded episodes",
     "tools": "Tools",
     "service": "Service",
 }
