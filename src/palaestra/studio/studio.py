@@ -10,7 +10,17 @@ from typing import Any
 
 from palaestra.errors import ConfigError, PalaestraError
 from palaestra.runs.client.client import TrainerService
-from palaestra.runs.play.protocol import Control, Mode, Pause, Reset, SetMode, SetSpeed, SingleStep, TakeControl
+from palaestra.runs.play.protocol import (
+    Control,
+    Mode,
+    Pause,
+    Reset,
+    SetMode,
+    SetRecording,
+    SetSpeed,
+    SingleStep,
+    TakeControl,
+)
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import PlayEnded, PlayRecord, Report
 from palaestra.studio.feed import Feed, Subscribers
@@ -57,6 +67,11 @@ class Studio:
         )
         if settings.problem:
             self.notices.add("warning", settings.problem)
+
+    @property
+    def service_name(self) -> str:
+        """What people call the service."""
+        return self.feed.service.description
 
     def connect(self) -> None:
         """Connect to the service."""
@@ -204,6 +219,15 @@ class Studio:
         others = [one for one in SPEEDS if (one > current if direction > 0 else one < current)]
         if others:
             self.send(SetSpeed(min(others) if direction > 0 else max(others)))
+
+    def toggle_recording(self) -> None:
+        """Record the next episodes, or not."""
+        if self.play.state is not None:
+            self.send(SetRecording(not self.play.state.recording))
+
+    def cell_values(self) -> dict[int, list[float]]:
+        """Numbers for each cell of a small world, one for each action, as far as the policy reported them."""
+        return {}
 
     def hand_over(self) -> None:
         """In hybrid mode, give control to the other side."""

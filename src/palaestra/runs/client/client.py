@@ -65,6 +65,11 @@ class TrainerService:
         self._configured = None if url is None else Endpoint(url, token or "")
         self._discovered: Endpoint | None = None
 
+    @property
+    def description(self) -> str:
+        """Which service this is: the URL, or the state directory on this machine."""
+        return str(self.home.path) if self._configured is None else self._configured.url
+
     def start_run(
         self,
         config: RunSpec | Mapping[str, object] | str | Path,

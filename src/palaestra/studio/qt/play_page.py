@@ -1,0 +1,408 @@
+"""The page of a play: the picture, the controls of the person, the pace, and the last steps."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QImage
+from PySide6.QtWidgets import QHeaderView, QSlider, QSplitter, QTableWidget, QTableWidgetItem, QWidget
+
+from palaestra.runs.play.state import Axis, Choice, PlayState, StepReport
+from palaestra.studio.qt.icons import icon
+from palaestra.studio.qt.parts import (
+    Badge,
+    Elided,
+    EmptyState,
+    FlowLayout,
+    clear_layout,
+    column,
+    frame,
+    icon_button,
+    label,
+    push_button,
+    row,
+)
+from palaestra.studio.qt.render_view import RenderView
+from palaestra.studio.qt.theme import Theme
+from palaestra.studio.qt.view import View
+from palaestra.studio.studio import Studio
+
+_COLUMNS = ("step", "actor", "action", "reward", "return", "policy")
+_MAX_ROWS = 200
+_SLIDER_STEPS = 200
+_WAITING = {
+    "move": "Your move",
+    "policy": "Choose a policy on the left, or let it act at random",
+    "reset": "The episode is over",
+}
+
+
+class PlayPage(View):
+    """Shows the play, and turns what the person does into controls."""
+
+    def __init__(self, studio: Studio, theme: Theme) -> None:
+        super().__init__(studio, theme, [studio.play])
+        self.picture = RenderView(theme)
+        self.bar = PlayBar(studio, theme)
+        self.controls = ControlsPanel(studio, theme)
+        self.steps = StepTable(studio, theme)
+        self._empty = EmptyState(
+            theme, "gamepad", "No play yet", "Choose an environment on the left and press Play (F5)."
+        )
+        self._empty.add_action(push_button("Play", studio.start_play, role="primary"))
+        self._grid_shown: bool | None = None
+        upper = QWidget()
+        upper.setLayout(column(self._header(), self.picture, self._empty, self.controls, self.bar, spacing=0))
+        splitter = QSplitter(Qt.Orientation.Vertical)
+        splitter.addWidget(upper)
+        splitter.addWidget(self.steps)
+        splitter.setStretchFactor(0, 1)
+        splitter.setSizes([700, 0])
+        splitter.setCollapsible(0, False)
+        self.splitter = splitter
+        self.setLayout(column(splitter))
+        self._connect_input()
+        self.refresh()
+
+    def show_frame(self, image: QImage, report: StepReport) -> None:
+        """Show a picture that has just arrived."""
+        if self.shows_grid and report.grid is not None:
+            self.picture.show_cells(report.grid, self.studio.cell_values())
+        else:
+            self.picture.show_cells(None)
+        self.picture.show_frame(image)
+
+    @property
+    def shows_grid(self) -> bool:
+        """Whether small worlds are drawn as cells."""
+        return self.studio.settings.get("show_grid", True)
+
+    def toggle_grid(self) -> None:
+        """Change between cells and the picture of the environment."""
+        self.studio.settings.set("show_grid", not self.shows_grid)
+        self.studio.play.touch()
+        last = self.studio.play.last_step
+        if last is not None:
+            self.picture.show_cells(last.grid if self.shows_grid else None, self.studio.cell_values())
+
+    def toggle_steps(self) -> None:
+        """Show or hide the table of steps."""
+        sizes = self.splitter.sizes()
+        self.splitter.setSizes([sum(sizes), 0] if sizes[1] else [sum(sizes) - 220, 220])
+
+    def refresh(self) -> None:
+        """Show the state of the play."""
+        play = self.studio.play
+        state = play.state
+        has_play = play.is_open or bool(play.steps)
+        self.picture.setVisible(has_play or play.is_starting)
+        self._empty.setVisible(not has_play and not play.is_starting)
+        if play.problem:
+            self._empty.title.setText("The play could not be started")
+            self._empty.text.setText(f"{play.problem[:1].upper()}{play.problem[1:].rstrip('.')}. {play.remedy}".strip())
+        else:
+            self._empty.title.setText("No play yet")
+            self._empty.text.setText("Choose an environment on the left and press Play (F5).")
+        self.picture.show_message(self._message(state))
+        self._name.set_text(state.environment.env_id if state is not None else self.studio.environments.chosen)
+        self._instruction.set_text(state.environment.instruction if state is not None else "")
+        self._show_badges(state)
+
+    def _message(self, state: PlayState | None) -> str:
+        play = self.studio.play
+        if play.is_starting:
+            return f"Starting {self.studio.environments.chosen} …"
+        if play.ended is not None:
+            return f"The play has ended: {play.ended.reason}" if play.ended.failed else "The play has ended"
+        if state is None:
+            return ""
+        if state.waiting == "policy" and state.loading is not None and state.loading.state == "loading":
+            return f"Loading {state.loading.name} …"
+        if state.waiting == "move" and state.environment.turn_based and play.last_step is not None:
+            return ""
+        if state.waiting == "move" and state.environment.controls.kind == "choices":
+            keys = [_key_text(choice.keys[0]) for choice in state.environment.controls.choices if choice.keys]
+            return f"Press {' or '.join(keys[:4])} to move"
+        return _WAITING.get(state.waiting, "") if state.waiting != "reset" else ""
+
+    def _header(self) -> QWidget:
+        self._name = Elided("", "heading")
+        self._instruction = Elided("", "muted")
+        self._actor, self._policy = Badge(self.theme), Badge(self.theme)
+        self._numbers = label("", "muted")
+        return frame(
+            row(
+                self._name,
+                self._instruction,
+                self._policy,
+                self._actor,
+                self._numbers,
+                spacing=10,
+                margins=(14, 8, 14, 8),
+            ),
+            "bar",
+        )
+
+    def _show_badges(self, state: PlayState | None) -> None:
+        last = self.studio.play.last_step
+        self._actor.setVisible(state is not None)
+        self._policy.setVisible(state is not None and state.policy is not None)
+        if state is not None:
+            actor = last.actor if last is not None and last.actor is not None else state.control
+            self._actor.set("you act" if actor == "human" else "agent acts", "accent" if actor == "human" else "info")
+            if state.policy is not None:
+                self._policy.set(state.policy.name, "muted", "\n".join(state.policy.notes))
+        if last is not None:
+            end = " · done" if last.is_last else ""
+            self._numbers.setText(f"episode {last.episode} · step {last.step} · return {last.episode_return:,.4g}{end}")
+        else:
+            self._numbers.setText("")
+
+    def _connect_input(self) -> None:
+        person, send = self.studio.play.input, self.studio.send
+
+        def press(key: str, modifiers: list[str]) -> None:
+            if self._is_screen():
+                send(person.type_key(key, tuple(modifiers)))
+            else:
+                send(person.press(key))
+
+        self.picture.key_pressed.connect(press)
+        self.picture.key_released.connect(lambda key: send(person.release(key)))
+        self.picture.focus_lost.connect(lambda: send(person.release_all()))
+        self.picture.clicked.connect(lambda x, y, button, times: send(person.click(x, y, button=button, times=times)))
+        self.picture.dragged.connect(lambda *points: send(person.drag(points[:2], points[2:])))
+        self.picture.scrolled.connect(lambda x, y, dx, dy: send(person.scroll(x, y, dx, dy)))
+
+    def _is_screen(self) -> bool:
+        state = self.studio.play.state
+        return state is not None and state.environment.controls.kind == "screen"
+
+
+class PlayBar(View):
+    """Play, pause, single step, reset, speed, recording."""
+
+    def __init__(self, studio: Studio, theme: Theme) -> None:
+        super().__init__(studio, theme, [studio.play])
+        self._play = icon_button(theme, "play", self._start_or_pause, tip="Play or pause (Ctrl+Space)")
+        self._step = icon_button(theme, "step", studio.step_once, tip="Single step (Ctrl+.)")
+        self._reset = icon_button(theme, "reset", studio.reset_play, tip="New episode (Ctrl+R)")
+        self._stop = icon_button(theme, "stop", studio.end_play, tip="End the play")
+        self._slower = push_button("−", lambda: studio.change_speed(-1), tip="Slower", name="Slower")
+        self._faster = push_button("+", lambda: studio.change_speed(1), tip="Faster", name="Faster")
+        for button in (self._slower, self._faster):
+            button.setFixedWidth(30)
+        self._speed = label("1×")
+        self._speed.setMinimumWidth(44)
+        self._speed.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._hand_over = push_button("Take over", studio.hand_over, tip="Hand control over (H)")
+        self._recording = icon_button(theme, "record", studio.toggle_recording, tip="Record episodes")
+        self._recording.setCheckable(True)
+        self._seed = label("", "muted")
+        layout = row(
+            self._play,
+            self._step,
+            self._reset,
+            self._stop,
+            12,
+            self._slower,
+            self._speed,
+            self._faster,
+            12,
+            self._hand_over,
+            None,
+            self._seed,
+            8,
+            self._recording,
+            spacing=4,
+            margins=(10, 6, 10, 6),
+        )
+        bar = frame(layout, "bar")
+        self.setLayout(column(bar))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show the state of the play."""
+        play = self.studio.play
+        state = play.state
+        is_running = play.is_open and state is not None and not state.paused
+        self._play.setIcon(icon("pause" if is_running else "play", self.theme.text))
+        for button in (self._step, self._reset, self._stop, self._slower, self._faster, self._recording):
+            button.setEnabled(play.is_open)
+        self._hand_over.setVisible(state is not None and state.mode == "hybrid" and play.is_open)
+        if state is not None:
+            self._speed.setText(f"{state.speed:g}×")
+            self._hand_over.setText("Give back" if state.control == "human" else "Take over")
+            self._seed.setText(f"seed {state.seed}")
+            self._recording.setChecked(state.recording)
+            tip = "Episodes are recorded" if state.recording else "Episodes are not recorded"
+            self._recording.setToolTip(tip)
+            self._recording.setIcon(icon("record", self.theme.danger if state.recording else self.theme.muted))
+
+    def _start_or_pause(self) -> None:
+        if self.studio.play.is_open:
+            self.studio.toggle_pause()
+        else:
+            self.studio.start_play()
+
+
+class ControlsPanel(View):
+    """Buttons for choices and sliders for numbers, with their keys; hidden while only the agent acts."""
+
+    def __init__(self, studio: Studio, theme: Theme) -> None:
+        super().__init__(studio, theme, [studio.play])
+        self._flow = FlowLayout(spacing=6)
+        self._shown: object = None
+        inner = frame(self._flow, "bar")
+        self._flow.setContentsMargins(12, 6, 12, 6)
+        self.setLayout(column(inner))
+        self.setVisible(False)
+
+    def refresh_if_changed(self) -> bool:
+        """Follow the mode also while hidden."""
+        state = self.studio.play.state
+        wanted = state is not None and state.mode != "agent" and self.studio.play.is_open
+        wanted = wanted and state is not None and state.environment.controls.kind in ("choices", "axes")
+        if self.isHidden() == wanted:
+            self.setVisible(wanted)
+        return super().refresh_if_changed()
+
+    def refresh(self) -> None:
+        """Build the buttons once for each environment."""
+        state = self.studio.play.state
+        if state is None or state.environment.controls == self._shown:
+            return
+        self._shown = state.environment.controls
+        clear_layout(self._flow)
+        for index, choice in enumerate(state.environment.controls.choices):
+            self._flow.addWidget(self._choice_button(index, choice))
+        for index, axis in enumerate(state.environment.controls.axes):
+            self._flow.addWidget(self._axis_slider(index, axis))
+
+    def _choice_button(self, index: int, choice: Choice) -> QWidget:
+        keys = " ".join(_key_text(key) for key in choice.keys[:2])
+        button = push_button(f"{choice.label}   {keys}".rstrip(), lambda: None, name=choice.label)
+        button.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        person = self.studio.play.input
+        button.pressed.connect(lambda: self.studio.send(person.choose(index, held=True)))
+        button.released.connect(lambda: self.studio.send(person.choose(index, held=False)))
+        return button
+
+    def _axis_slider(self, index: int, axis: Axis) -> QWidget:
+        slider = QSlider(Qt.Orientation.Horizontal)
+        slider.setRange(0, _SLIDER_STEPS)
+        slider.setFixedWidth(110)
+        slider.setAccessibleName(axis.label)
+        span = (axis.high - axis.low) or 1.0
+        idle = round(_SLIDER_STEPS * (axis.idle - axis.low) / span)
+        slider.setValue(idle)
+        person = self.studio.play.input
+
+        def move(position: int) -> None:
+            if slider.isSliderDown():
+                self.studio.send(person.set_axis(index, axis.low + span * position / _SLIDER_STEPS))
+
+        def release() -> None:
+            slider.setValue(idle)
+            self.studio.send(person.set_axis(index, None))
+
+        slider.valueChanged.connect(move)
+        slider.sliderReleased.connect(release)
+        keys = " ".join(_key_text(key) for key in (*axis.negative_keys[:1], *axis.positive_keys[:1]))
+        holder = QWidget()
+        holder.setLayout(row(label(axis.label, "muted"), slider, label(keys, "caption"), spacing=6))
+        return holder
+
+
+class StepTable(View):
+    """The last steps, newest first."""
+
+    def __init__(self, studio: Studio, theme: Theme) -> None:
+        super().__init__(studio, theme, [studio.play])
+        self._table = QTableWidget(0, len(_COLUMNS))
+        self._table.setHorizontalHeaderLabels(list(_COLUMNS))
+        self._table.setAccessibleName("Steps")
+        self._table.verticalHeader().hide()
+        self._table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
+        self._table.setShowGrid(False)
+        self._table.setAlternatingRowColors(True)
+        self._table.verticalHeader().setDefaultSectionSize(24)
+        header = self._table.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
+        header.setStretchLastSection(True)
+        self._first_shown: StepReport | None = None
+        self.setMinimumHeight(0)
+        self.setLayout(column(self._table))
+
+    def minimumSizeHint(self) -> QSize:
+        """The table can be collapsed."""
+        return QSize(0, 0)
+
+    def refresh(self) -> None:
+        """Add the new steps on top."""
+        if self.height() < 30:
+            self._drawn = ()
+            return
+        steps = self.studio.play.steps
+        new: list[StepReport] = []
+        for report in reversed(steps):
+            if report is self._first_shown or len(new) >= _MAX_ROWS:
+                break
+            new.append(report)
+        if not steps:
+            self._table.setRowCount(0)
+        self._first_shown = steps[-1] if steps else None
+        if len(new) >= _MAX_ROWS:
+            self._table.setRowCount(0)
+        for report in reversed(new):
+            self._table.insertRow(0)
+            for index, text in enumerate(_cells(report)):
+                item = QTableWidgetItem(text)
+                if index in (0, 3, 4):
+                    item.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
+                self._table.setItem(0, index, item)
+        if self._table.rowCount() > _MAX_ROWS:
+            self._table.setRowCount(_MAX_ROWS)
+
+
+def _cells(report: StepReport) -> tuple[str, ...]:
+    actor = {"human": "you", "agent": "agent", None: "–"}[report.actor]
+    end = " (terminated)" if report.terminated else " (truncated)" if report.truncated else ""
+    return (
+        f"{report.episode}.{report.step}",
+        actor,
+        format_action(report.action),
+        f"{report.reward:.4g}",
+        f"{report.episode_return:.5g}{end}",
+        format_outputs(report.outputs),
+    )
+
+
+def format_action(action: object) -> str:
+    """An action in a few characters."""
+    if action is None:
+        return "–"
+    if isinstance(action, dict):
+        kind = str(action.get("kind", ""))
+        details = [f"{value}" for key, value in action.items() if key != "kind" and value not in (None, 1, "left", [])]
+        return f"{kind} {' '.join(details)}"[:80]
+    if isinstance(action, list):
+        return "[" + ", ".join(f"{value:.3g}" if isinstance(value, float) else str(value) for value in action) + "]"
+    return str(action)
+
+
+def format_outputs(outputs: dict[str, object]) -> str:
+    """What a policy reported, in one line."""
+    parts = []
+    for name, value in outputs.items():
+        if isinstance(value, float):
+            parts.append(f"{name} {value:.3g}")
+        elif isinstance(value, list):
+            parts.append(f"{name} [" + ", ".join(f"{number:.2f}" for number in value[:6]) + "]")
+        else:
+            parts.append(f"{name} {value}")
+    return " · ".join(parts)[:200]
+
+
+def _key_text(key: str) -> str:
+    arrows = {"ArrowLeft": "←", "ArrowRight": "→", "ArrowUp": "↑", "ArrowDown": "↓", " ": "␣"}
+    return arrows.get(key, key.upper() if len(key) == 1 else key)

@@ -1,0 +1,62 @@
+"""`View`: what the window refreshes when its models have changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from PySide6.QtWidgets import QWidget
+
+from palaestra.studio.model.revision import Revised
+from palaestra.studio.qt.theme import Theme
+from palaestra.studio.studio import Studio
+
+
+class View(QWidget):
+    """A widget that draws models. `refresh` is called when one of them has changed, while the view is visible."""
+
+    def __init__(self, studio: Studio, theme: Theme, models: Sequence[Revised]) -> None:
+        super().__init__()
+        self.studio, self.theme = studio, theme
+        self._models = tuple(models)
+        self._drawn: tuple[int, ...] = ()
+
+    def refresh_if_changed(self) -> bool:
+        """Refresh the view if a model has changed and someone can see it; whether it was refreshed."""
+        revisions = tuple(model.revision for model in self._models)
+        if revisions == self._drawn or not self.isVisible():
+            return False
+        self._drawn = revisions
+        self.refresh()
+        return True
+
+    def refresh(self) -> None:
+        """Show what the models hold."""
+        raise NotImplementedError
+
+
+class Rotation:
+    """Refreshes views one after the other, so that no tick of the timer draws them all."""
+
+    def __init__(self) -> None:
+        self._views: list[View] = []
+        self._next = 0
+
+    def add(self, *views: View) -> None:
+        """Add views."""
+        self._views += views
+
+    def clear(self) -> None:
+        """Forget all views."""
+        self._views.clear()
+
+    def tick(self, on_error: Callable[[str], None]) -> None:
+        """Refresh the next view that needs it."""
+        for _ in range(len(self._views)):
+            view = self._views[self._next % len(self._views)]
+            self._next += 1
+            try:
+                if view.refresh_if_changed():
+                    return
+            except Exception as error:  # noqa: BLE001 - one broken view must not stop the others
+                on_error(f"{type(view).__name__}: {type(error).__name__}: {error}")
+                return

@@ -1,0 +1,242 @@
+"""The window of the studio: bars, docks and pages, one timer, and the commands of the user."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from PySide6.QtCore import QByteArray, QSize, Qt, QTimer
+from PySide6.QtGui import QCloseEvent, QKeySequence, QResizeEvent, QShortcut
+from PySide6.QtWidgets import (
+    QApplication,
+    QButtonGroup,
+    QDockWidget,
+    QMainWindow,
+    QSizePolicy,
+    QStackedWidget,
+    QToolBar,
+    QToolButton,
+    QWidget,
+)
+
+from palaestra.studio.model.commands import Command, Commands
+from palaestra.studio.qt.bridge import Bridge
+from palaestra.studio.qt.icons import icon
+from palaestra.studio.qt.overlays import CommandPalette, NoticeList, ShortcutOverlay
+from palaestra.studio.qt.parts import Badge, icon_button, label
+from palaestra.studio.qt.play_page import PlayPage
+from palaestra.studio.qt.session_dock import SessionDock
+from palaestra.studio.qt.theme import DARK, LIGHT, Theme, apply_theme
+from palaestra.studio.qt.view import Rotation, View
+from palaestra.studio.studio import Studio
+
+TICK_MS = 25
+"""One view is refreshed per tick, so that a window with four plots draws each ten times a second."""
+_SIZE = QSize(1440, 900)
+_PAGES = (("play", "Play", "gamepad"),)
+
+
+class StudioWindow(QMainWindow):
+    """One window on one service. Closing it stops nothing."""
+
+    def __init__(self, studio: Studio, theme: Theme, bridge: Bridge) -> None:
+        super().__init__()
+        self.studio, self.theme = studio, theme
+        self.setWindowTitle("Palaestra")
+        self.setMinimumSize(960, 600)
+        self.resize(_SIZE)
+        self.commands = Commands()
+        self._rotation = Rotation()
+        self._add_commands()
+        self._build()
+        self._restore_layout()
+        bridge.woken.connect(self._react)
+        self._timer = QTimer(self)
+        self._timer.setTimerType(Qt.TimerType.PreciseTimer)
+        self._timer.timeout.connect(self._tick)
+        self._timer.start(TICK_MS)
+
+    # ------------------------------------------------------------------ content
+
+    def _build(self) -> None:
+        """Build everything in the current theme."""
+        studio, theme = self.studio, self.theme
+        self._rotation.clear()
+        self.play_page = PlayPage(studio, theme)
+        self.pages: dict[str, View] = {"play": self.play_page}
+        self._stack = QStackedWidget()
+        for page in self.pages.values():
+            self._stack.addWidget(page)
+        self.setCentralWidget(self._stack)
+        self.session_dock = SessionDock(studio, theme, QWidget(), QWidget(), QWidget())
+        self._left = self._add_dock("session", "Session", self.session_dock, Qt.DockWidgetArea.LeftDockWidgetArea)
+        self.notice_list = NoticeList(studio, theme, self)
+        self._rotation.add(self.notice_list, self.session_dock, *self.pages.values())
+        self._rotation.add(self.play_page.bar, self.play_page.controls, self.play_page.steps)
+        self._build_bar()
+        self.palette_overlay = CommandPalette(self.commands, theme, self)
+        self.shortcut_overlay = ShortcutOverlay(self.commands, theme, self)
+        self.show_page(studio.settings.get("page", "play"))
+
+    def _build_bar(self) -> None:
+        bar = QToolBar("Pages")
+        bar.setObjectName("bar")
+        bar.setMovable(False)
+        bar.setIconSize(QSize(18, 18))
+        brand = label("Palaestra", "title")
+        brand.setContentsMargins(10, 0, 14, 0)
+        bar.addWidget(brand)
+        self._page_buttons = QButtonGroup(bar)
+        for name, title, icon_name in _PAGES:
+            button = QToolButton()
+            button.setText(title)
+            button.setIcon(icon(icon_name, self.theme.muted))
+            button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+            button.setCheckable(True)
+            button.setProperty("role", "page")
+            button.setProperty("page", name)
+            button.setAccessibleName(f"Page {title}")
+            button.clicked.connect(lambda _=False, name=name: self.show_page(name))
+            self._page_buttons.addButton(button)
+            bar.addWidget(button)
+        gap = QWidget()
+        gap.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
+        bar.addWidget(gap)
+        self._connection = Badge(self.theme)
+        bar.addWidget(self._connection)
+        for icon_name, name in (
+            ("panel-left", "view.left"),
+            ("search", "view.palette"),
+            ("sun" if self.theme is DARK else "moon", "view.theme"),
+            ("keyboard", "view.shortcuts"),
+        ):
+            command = self.commands.get(name)
+            tip = f"{command.title} ({command.shortcut})" if command.shortcut else command.title
+            bar.addWidget(icon_button(self.theme, icon_name, command.perform, tip=tip))
+        self.addToolBar(bar)
+        self._bar = bar
+
+    def _add_dock(self, name: str, title: str, content: QWidget, area: Qt.DockWidgetArea) -> QDockWidget:
+        dock = QDockWidget(title)
+        dock.setObjectName(name)
+        dock.setWidget(content)
+        dock.setTitleBarWidget(QWidget())
+        dock.setFeatures(QDockWidget.DockWidgetFeature.DockWidgetClosable)
+        self.addDockWidget(area, dock)
+        return dock
+
+    def show_page(self, name: str) -> None:
+        """Show a page."""
+        page = self.pages.get(name) or self.play_page
+        self._stack.setCurrentWidget(page)
+        self.studio.settings.set("page", name)
+        for button in self._page_buttons.buttons():
+            button.setChecked(button.property("page") == name)
+
+    def change_theme(self) -> None:
+        """Change between dark and light."""
+        self.theme = LIGHT if self.theme is DARK else DARK
+        self.studio.settings.set("theme", self.theme.name)
+        application = QApplication.instance()
+        assert isinstance(application, QApplication)
+        apply_theme(application, self.theme)
+        for part in (self._bar, self._left, self.notice_list, self.palette_overlay, self.shortcut_overlay):
+            part.setParent(None)
+            part.deleteLater()
+        self._build()
+
+    # ------------------------------------------------------------------ commands
+
+    def _add_commands(self) -> None:
+        studio = self.studio
+
+        def is_playing() -> bool:
+            return studio.play.is_open
+
+        self.commands.add(
+            Command("play.start", "Start a play", "Play", studio.start_play, "F5"),
+            Command("play.pause", "Pause or continue", "Play", studio.toggle_pause, "Ctrl+Space", is_playing),
+            Command("play.step", "Single step", "Play", studio.step_once, "Ctrl+.", is_playing),
+            Command("play.reset", "New episode", "Play", studio.reset_play, "Ctrl+R", is_playing),
+            Command(
+                "play.again",
+                "Same episode again",
+                "Play",
+                lambda: studio.reset_play(same_seed=True),
+                "Ctrl+Shift+R",
+                is_playing,
+            ),
+            Command("play.faster", "Faster", "Play", lambda: studio.change_speed(1), "Ctrl+Up", is_playing),
+            Command("play.slower", "Slower", "Play", lambda: studio.change_speed(-1), "Ctrl+Down", is_playing),
+            Command("play.hand_over", "Take over, or give back", "Play", studio.hand_over, "Ctrl+H", is_playing),
+            Command("play.end", "End the play", "Play", studio.end_play, "", is_playing),
+            Command("mode.human", "Human", "Mode", lambda: studio.set_mode("human"), "Ctrl+Alt+1"),
+            Command("mode.hybrid", "Hybrid", "Mode", lambda: studio.set_mode("hybrid"), "Ctrl+Alt+2"),
+            Command("mode.agent", "Agent", "Mode", lambda: studio.set_mode("agent"), "Ctrl+Alt+3"),
+            Command("view.palette", "Find a command", "View", lambda: self.palette_overlay.open(), "Ctrl+K"),
+            Command("view.shortcuts", "Shortcuts", "View", lambda: self.shortcut_overlay.open(), "?"),
+            Command("view.left", "Session panel", "View", lambda: self._toggle(self._left), "Ctrl+B"),
+            Command("view.steps", "Table of steps", "View", lambda: self.play_page.toggle_steps(), "Ctrl+T"),
+            Command("view.grid", "Cells or picture", "View", lambda: self.play_page.toggle_grid(), "Ctrl+G"),
+            Command("view.theme", "Dark or light", "View", self.change_theme, ""),
+        )
+        for command in self.commands:
+            if command.shortcut:
+                self._bind(command)
+
+    def _bind(self, command: Command) -> None:
+        shortcut = QShortcut(QKeySequence(command.shortcut), self)
+
+        def perform() -> None:
+            if command.is_enabled():
+                command.perform()
+
+        shortcut.activated.connect(perform)
+
+    def _toggle(self, dock: QDockWidget) -> None:
+        dock.setVisible(not dock.isVisible())
+
+    # ------------------------------------------------------------------ timer and layout
+
+    def _react(self) -> None:
+        """Something arrived that is to be seen at once."""
+        self.studio.feed.drain()
+        frame = self.studio.feed.take_frame()
+        if frame is not None and frame.play_id == self.studio.play.play_id:
+            self.play_page.show_frame(frame.picture, frame.report)
+
+    def _tick(self) -> None:
+        self.studio.feed.drain()
+        self._rotation.tick(lambda text: self.studio.notices.add("error", "A part of the window failed.", text))
+        connection = {True: ("connected", "success"), False: ("not connected", "danger"), None: ("connecting", "muted")}
+        self._connection.set(*connection[self.studio.is_connected], tip=self.studio.service_name)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Keep the notices in their corner."""
+        super().resizeEvent(event)
+        self.notice_list.place()
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        """Save the layout and end the studio."""
+        settings = self.studio.settings
+        settings.set("geometry", _to_text(self.saveGeometry()))
+        settings.set("layout", _to_text(self.saveState()))
+        self._timer.stop()
+        self.studio.close()
+        super().closeEvent(event)
+
+    def _restore_layout(self) -> None:
+        settings = self.studio.settings
+        self.restoreGeometry(_from_text(settings.get("geometry", "")))
+        self.restoreState(_from_text(settings.get("layout", "")))
+
+
+def _to_text(data: QByteArray) -> str:
+    return base64.b64encode(bytes(data.data())).decode()
+
+
+def _from_text(text: str) -> QByteArray:
+    try:
+        return QByteArray(base64.b64decode(text, validate=True))
+    except (binascii.Error, ValueError):
+        return QByteArray()
