@@ -99,9 +99,9 @@ def import_command(
 
     Files that could execute code when loaded are refused.
     """
-    from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint, list_imported
+    from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
     from palaestra.runs.checkpoints.signature import probe_environment
-    from palaestra.runs.store.rebuild import open_registry
+    from palaestra.runs.store.rebuild import list_imported, open_registry
 
     home = Home.default()
     known = Provenance(agent_id=agent, env_id=env, env_step=step).validate("--agent", "--env", "--step")

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
+from palaestra.errors import ConfigError
 from palaestra.redaction import redact_command, redact_environment
 from palaestra.runs.wire import API_SCHEMA, JsonObject
 
@@ -57,6 +58,11 @@ class Finding:
     text: str
     remedy: str = ""
     """The command or change that solves it."""
+
+    @classmethod
+    def from_error(cls, check: str, error: ConfigError) -> Finding:
+        """A refusal that names the place, the value, the reason and the remedy of an error."""
+        return cls(check, "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,11 +18,11 @@ from palaestra.runs.checkpoints.import_checkpoint import (
     copy_out_of_run,
     detach_from_runs,
     import_checkpoint,
-    list_imported,
 )
 from palaestra.runs.phase import Phase
 from palaestra.runs.process.probe import environment
 from palaestra.runs.record import RunRecord
+from palaestra.runs.store.rebuild import list_imported
 
 CARTPOLE = environment("CartPole-v1")["signature"]
 RUN = RunRecord(run_id="r", runner="palaestra", agent_id="palaestra/ppo", env_id="CartPole-v1", phase=Phase.SUCCEEDED)
@@ -156,7 +156,7 @@ def test_one_that_cannot_be_played_or_plays_for_ever_changes_nothing(home, tmp_p
 
     with pytest.raises(CheckpointError, match=r"no episode within 0 s"):
         deploy(home, record, CARTPOLE, timeout_s=0.05)
-    monkeypatch.setattr(deploy_module.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(CheckpointError, match=r"could not be played \(exit code 1"):
         deploy(home, record, CARTPOLE)
 

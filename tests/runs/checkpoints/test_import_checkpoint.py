@@ -10,8 +10,8 @@ from tests.runs.checkpoints.own import own_checkpoint
 
 from palaestra.errors import CheckpointError
 from palaestra.runs.checkpoints.files import digest_path, verify
-from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint, list_imported
-from palaestra.runs.store.rebuild import open_registry
+from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
+from palaestra.runs.store.rebuild import list_imported, open_registry
 
 
 def left_behind(home):

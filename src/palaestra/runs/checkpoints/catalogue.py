@@ -22,12 +22,11 @@ from palaestra.runs.checkpoints.files import (
     digest_path,
     summarize_returns,
 )
-from palaestra.runs.checkpoints.import_checkpoint import list_imported
 from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.store.database import RegistryCorrupt
-from palaestra.runs.store.rebuild import read_run
+from palaestra.runs.store.rebuild import list_imported, read_run
 from palaestra.runs.store.registry import Registry, open_registry_read_only
 from palaestra.telemetry.event import CheckpointSaved, Record
 
@@ -198,7 +197,7 @@ def _read_rows(home: Home) -> list[CheckpointRecord]:
 
 
 def _patterns(attempt: Attempt) -> tuple[str, ...]:
-    return (AttemptPlan.read(attempt) or AttemptPlan()).checkpoints
+    return AttemptPlan.read(attempt).checkpoints
 
 
 def _attempts_with_checkpoints(run: RunDirectory) -> list[Attempt]:
@@ -239,8 +238,7 @@ def _read_checkpoint(run: RunRecord, attempt: Attempt, path: Path, steps: Attemp
     own = PalaestraCheckpoint.read(path)
     env_step, source = steps.find_step(path, own)
     best = read_json(path.parent / attempt.best.name) or {}
-    plan = AttemptPlan.read(attempt)
-    signature = dict(plan.env_signature) if plan is not None and plan.env_signature else {"env_id": run.env_id}
+    signature = AttemptPlan.read(attempt).env_signature or {"env_id": run.env_id}
     return CheckpointRecord(
         checkpoint_id=digest.sha256[:16],
         run_id=run.run_id,

@@ -13,27 +13,23 @@ import hashlib
 import json
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
-import palaestra
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.files import verify
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, copy_out_of_run
 from palaestra.runs.checkpoints.signature import find_incompatibilities
+from palaestra.runs.process.eval_process import eval_command, last_error, run_eval
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.wire import API_SCHEMA, JsonObject
 
 _PLACE = "checkpoint"
 _WARM_UP_TIMEOUT_S = 300.0
-_ROOT = str(Path(palaestra.__file__).parents[1])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +74,7 @@ def deploy(
     if reasons:
         remedy = f"Switch to {record.env_id}, or deploy a checkpoint that was trained in {env_id}"
         raise CheckpointError(_PLACE, record.checkpoint_id, "; ".join(reasons), remedy)
-    evaluation = _warm_up(record, (*_eval_command(record.path), "--episodes", "1", "--json"), timeout_s)
+    evaluation = _warm_up(record, timeout_s)
     ready = Deployment(
         env_id=env_id,
         checkpoint_id=record.checkpoint_id,
@@ -86,7 +82,7 @@ def deploy(
         sha256=record.sha256,
         agent_id=record.agent_id,
         deployed=clock(),
-        command=_eval_command(record.path),
+        command=eval_command(record.path),
         evaluation=evaluation,
     )
     with _deployment_lock(home):
@@ -150,41 +146,23 @@ def _keep_copy(home: Home, deployment: Deployment, provenance: Provenance | None
     """Copy the checkpoint out of its run. Raises `CheckpointError` when it is missing or damaged."""
     provenance = provenance or Provenance(agent_id=deployment.agent_id, env_id=deployment.env_id)
     kept = copy_out_of_run(home, Path(deployment.path), deployment.sha256, provenance)
-    return replace(deployment, path=kept.path, command=_eval_command(kept.path))
+    return replace(deployment, path=kept.path, command=eval_command(kept.path))
 
 
-def _eval_command(path: str) -> tuple[str, ...]:
-    return (sys.executable, "-P", "-m", "palaestra", "eval", path)
-
-
-def _warm_up(record: CheckpointRecord, command: tuple[str, ...], timeout_s: float) -> JsonObject:
+def _warm_up(record: CheckpointRecord, timeout_s: float) -> JsonObject:
     """Play one episode in a separate process and return its report."""
-    environment = {**os.environ, "PYTHONPATH": _ROOT}
-    process = subprocess.Popen(
-        command,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
     try:
-        out, errors = process.communicate(timeout=timeout_s)
-    except subprocess.TimeoutExpired:
+        process = run_eval(record.path, timeout_s=timeout_s)
+    except TimeoutError:
         reason = f"played no episode within {timeout_s:.0f} s"
-        raise CheckpointError(_PLACE, record.checkpoint_id, reason, f"Try {' '.join(command)}") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        remedy = f"Try {' '.join(eval_command(record.path))} --episodes 1 --json"
+        raise CheckpointError(_PLACE, record.checkpoint_id, reason, remedy) from None
     try:
         if process.returncode:
             raise ValueError
-        report: JsonObject = json.loads(out.splitlines()[-1])
+        report: JsonObject = json.loads(process.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        message = (errors.strip().splitlines() or ["no error message"])[-1]
-        reason = f"could not be played (exit code {process.returncode}: {message[:300]})"
+        reason = f"could not be played (exit code {process.returncode}: {last_error(process)})"
         raise CheckpointError(_PLACE, record.checkpoint_id, reason, "The previous deployment stays active") from None
     return report
 

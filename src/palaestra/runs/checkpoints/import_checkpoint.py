@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from palaestra.errors import CheckpointError
-from palaestra.files.atomic import read_json, sync, sync_tree, write_json
+from palaestra.files.atomic import sync, sync_tree, write_json
 from palaestra.files.checkpoint import MANIFEST, FileDigest, digest_file, manifest_files
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.files import CheckpointStep, PalaestraCheckpoint, digest_path, summarize_returns, verify
@@ -28,6 +28,7 @@ from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
 from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.runs.record import MAX_INTEGER, CheckpointRecord, fit_checkpoint
 from palaestra.runs.spec import find_text_fault
+from palaestra.runs.store.rebuild import list_imported, read_imported
 from palaestra.runs.wire import JsonObject
 
 _PLACE = "checkpoint"
@@ -108,7 +109,7 @@ def copy_out_of_run(
     """Copy a Palaestra checkpoint out of its run. Raises `CheckpointError` when it is damaged."""
     directory = home.checkpoints
     final, unfinished = directory / sha256[:16], _temporary_directory(directory)
-    existing = _read_record(final / "record.json")
+    existing = read_imported(final / "record.json")
     if existing is not None and existing.sha256 == sha256:
         with contextlib.suppress(OSError):
             _replace_hard_links(Path(existing.path))
@@ -129,12 +130,6 @@ def copy_out_of_run(
         raise CheckpointError(_PLACE, str(source), f"cannot be copied ({error})", "Use another checkpoint") from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
-
-
-def list_imported(home: Home) -> list[CheckpointRecord]:
-    """Read the records of all imported and kept checkpoints."""
-    files = sorted(home.checkpoints.glob("*/record.json"))
-    return [record for file in files if (record := _read_record(file)) is not None]
 
 
 def detach_from_runs(home: Home) -> list[str]:
@@ -292,7 +287,7 @@ def _build_record(
 def _update_existing(directory: Path, record: CheckpointRecord, provenance: Provenance) -> CheckpointRecord | None:
     """Update the record of an import with the same bytes from the new provenance; None when there is none."""
     file = directory / record.checkpoint_id / "record.json"
-    existing = _read_record(file)
+    existing = read_imported(file)
     if existing is None or existing.sha256 != record.sha256 or not Path(existing.path).exists():
         return None
     changes: JsonObject = {"agent_id": provenance.agent_id} if provenance.agent_id else {}
@@ -316,13 +311,3 @@ def _move_into_place(directory: Path, unfinished: Path, copy: Path, record: Chec
     os.rename(unfinished, final)
     sync(directory)
     return moved
-
-
-def _read_record(file: Path) -> CheckpointRecord | None:
-    data = read_json(file)
-    if data is None or data.pop("schema", 1) != 1:
-        return None
-    try:
-        return fit_checkpoint(CheckpointRecord(**data))
-    except (TypeError, ValueError):
-        return None

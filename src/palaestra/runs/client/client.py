@@ -25,7 +25,7 @@ from pydantic_core import to_jsonable_python
 
 from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable
 from palaestra.files.home import Home
-from palaestra.runs.client.connect import RESTART, Endpoint, ensure_service, find_lock_holder, find_service
+from palaestra.runs.client.connect import RESTART, Endpoint, ensure_service, find_service
 from palaestra.runs.client.server_events import ServerEvent, ServerEvents
 from palaestra.runs.phase import Phase
 from palaestra.runs.play.state import EpisodeRecord, EpisodeStep, PlayRecord
@@ -33,6 +33,7 @@ from palaestra.runs.record import CheckpointRecord, RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPreview
 from palaestra.runs.series import MetricPoint
 from palaestra.runs.spec import RunSpec, find_value_fault, resolve_environment, run_name
+from palaestra.runs.store.lock import find_lock_holder
 from palaestra.runs.wire import JsonObject, error_from_json, from_json, upgrade_names
 from palaestra.telemetry.event import Record, decode
 

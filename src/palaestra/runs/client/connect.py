@@ -27,6 +27,7 @@ from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.state.attempt_files import last_lines
+from palaestra.runs.store.lock import find_lock_holder
 from palaestra.runs.wire import JsonObject, error_from_json
 
 _log = logging.getLogger(__name__)
@@ -52,24 +53,6 @@ class Endpoint:
         parts = urllib.parse.urlsplit(self.url)
         kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         return kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
-
-
-@dataclass(frozen=True)
-class LockHolder:
-    """The process that holds the lock of a state directory: a service, or a program with an orchestrator."""
-
-    identity: ProcessIdentity
-    url: str
-    """URL of the service; empty for an orchestrator, and for a service that is starting."""
-
-
-def find_lock_holder(home: Home) -> LockHolder | None:
-    """The running process that holds the lock of a state directory; None when there is none."""
-    lock = read_json(home.lock)
-    identity = ProcessIdentity.from_json(lock)
-    if lock is None or identity is None or not identity.is_alive():
-        return None
-    return LockHolder(identity, str(lock.get("url") or ""))
 
 
 def find_service(home: Home, *, check: bool = True) -> Endpoint | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import boot_id
@@ -43,17 +43,6 @@ _FLUSH_POINTS_PER_METRIC = 64
 _FLUSH_PAUSE = 4
 """Minimum time between two flushes, as a multiple of the duration of the last one."""
 _RETURNS = 100
-_STORED_COUNTERS = (
-    "env_step",
-    "update",
-    "episodes",
-    "corrupt",
-    "left_out",
-    "unknown",
-    "first_dropped",
-    "reported_phase",
-    "tracking_url",
-)
 _BATCH = 10_000
 _RETRY_EVERY_S = 0.02
 
@@ -79,11 +68,13 @@ class _Tally:
     @classmethod
     def from_json(cls, data: JsonObject) -> _Tally:
         data = upgrade_names(data)
-        counters = {name: data[name] for name in _STORED_COUNTERS if name in data}
-        return cls(**counters, non_finite=NonFiniteTracker(data.get("non_finite", ())))
+        stored = {one.name: data[one.name] for one in fields(cls) if one.name in data}
+        return cls(**{**stored, "non_finite": NonFiniteTracker(data.get("non_finite", ()))})
 
     def to_json(self) -> JsonObject:
-        return {**{name: getattr(self, name) for name in _STORED_COUNTERS}, "non_finite": self.non_finite.to_json()}
+        # The last returns are read from the series.
+        counters = {name: value for name, value in vars(self).items() if name != "returns"}
+        return {**counters, "non_finite": self.non_finite.to_json()}
 
     def add(self, records: list[Record]) -> None:
         for seq, _, event in records:
@@ -264,9 +255,8 @@ def update_series(attempt: Attempt, *, wait_s: float = 0.0) -> None:
     """
     deadline = time.monotonic() + wait_s
     while _is_behind(attempt):
-        plan = AttemptPlan.read(attempt)
         try:
-            feed = Feed(attempt, plan.sources if plan is not None else (JournalFile(),), translate=False)
+            feed = Feed(attempt, AttemptPlan.read(attempt).sources, translate=False)
         except SeriesBusy:
             if time.monotonic() >= deadline:
                 return

@@ -19,6 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypedDict, Unpack
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
@@ -43,6 +44,22 @@ class Interpreter:
 
     path: str
     how: str
+
+
+class ProbeRequest(TypedDict, total=False):
+    """What `probe.py` looks for in an interpreter."""
+
+    packages: tuple[str, ...]
+    env_id: str | None
+    register: tuple[str, ...]
+    """Modules to import before the environment is created."""
+    render: bool
+    """Whether to render the environment."""
+    cuda: bool
+    signature_of: str
+    """Address of a class whose parameters are returned."""
+    wrappers: tuple[str, ...]
+    """Names that `gymnasium.wrappers` may lack."""
 
 
 @dataclass(frozen=True)
@@ -137,28 +154,9 @@ def _find_interpreter(given: str, invoked_from: Path) -> str:
 
 
 def probe(
-    interpreter: Interpreter,
-    machine: Machine,
-    *,
-    packages: tuple[str, ...] = (),
-    env_id: str | None = None,
-    cuda: bool = False,
-    signature_of: str | None = None,
-    pythonpath: tuple[str, ...] = (),
-    register: tuple[str, ...] = (),
-    render: bool = False,
-    wrappers: tuple[str, ...] = (),
+    interpreter: Interpreter, machine: Machine, *, pythonpath: tuple[str, ...] = (), **request: Unpack[ProbeRequest]
 ) -> Probe:
     """Run the probe in an interpreter. The answer is cached until its packages change, at most a minute."""
-    request = {
-        "packages": packages,
-        "env_id": env_id,
-        "cuda": cuda,
-        "signature_of": signature_of,
-        "register": register,
-        "render": render,
-        "wrappers": wrappers,
-    }
     environment = {**inherited_variables(machine), "PYTHONDONTWRITEBYTECODE": "1", "SDL_VIDEODRIVER": "dummy"}
     if pythonpath:
         environment["PYTHONPATH"] = ":".join(pythonpath)
@@ -180,7 +178,7 @@ def _packages_changed(python: str) -> float:
     return max((directory.stat().st_mtime for directory in directories), default=0.0)
 
 
-def _run_probe(python: str, request: Mapping[str, object], environment: Mapping[str, str]) -> Probe:
+def _run_probe(python: str, request: ProbeRequest, environment: Mapping[str, str]) -> Probe:
     try:
         done = subprocess.run(
             [python, str(PROBE_PROGRAM), json.dumps(request)],

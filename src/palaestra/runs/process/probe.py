@@ -32,7 +32,6 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     """
     answer: dict[str, Any] = {
         "python": ".".join(str(part) for part in sys.version_info[:3]),
-        "executable": sys.executable,
         "packages": {name: version_of(name) for name in request.get("packages", ())},
     }
     if request.get("cuda"):

@@ -93,7 +93,7 @@ class EchoRunner:
             python = choose_python(spec)
         except ConfigError as error:
             check = "python" if error.place == "python" else "flag"
-            return [Finding(check, "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)]
+            return [Finding.from_error(check, error)]
         if spec.python is None:
             return [Finding("python", "ok", f"{sys.version.split()[0]} at {python.path}")]
         return python_findings(python, probe(python, machine), {}, oldest=(3, 8))

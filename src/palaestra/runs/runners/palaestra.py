@@ -115,7 +115,7 @@ class PalaestraRunner:
             checked = self._check(spec, interpreter, machine)
         except ConfigError as error:
             check = {"env.id": "env", "python": "python"}.get(error.place, "flag")
-            return [Finding(check, "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)]
+            return [Finding.from_error(check, error)]
         length = f", {checked.total_steps:,} steps" if checked.total_steps else ""
         return [
             Finding("python", "ok", f"{interpreter.path} ({interpreter.how})"),

@@ -72,7 +72,7 @@ class Sb3Runner:
             interpreter = choose_python(spec)
         except ConfigError as error:
             check = error.place if error.place in ("script", "python", "env", "warm_start") else "flag"
-            return [Finding(check, "refused", f"{error.place} = {error.value!r}: {error.reason}", error.remedy)]
+            return [Finding.from_error(check, error)]
         probed = _run_probe(spec, address, interpreter, machine)
         findings = python_findings(interpreter, probed, _required_packages(spec, address), oldest=(3, 9))
         if any(finding.level == "refused" for finding in findings):

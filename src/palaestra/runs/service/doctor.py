@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from palaestra.errors import PalaestraError
-from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.http.hosts import exposure_warning
 from palaestra.redaction import is_secret_name
-from palaestra.runs.client.connect import find_lock_holder, find_service
+from palaestra.runs.client.connect import find_service
 from palaestra.runs.config import SETTINGS_FILE, service_config
 from palaestra.runs.process.interpreter import Interpreter, cuda_findings, probe
 from palaestra.runs.process.resource_usage import Gpu, detect_gpus
@@ -26,6 +25,7 @@ from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.registry import broken_runners, registered_runners
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_for_reading
+from palaestra.runs.store.lock import find_lock_holder
 
 _MIN_FREE_MB = 512
 _PACKAGES: dict[str, tuple[str, str, Literal["warning", "refused"]]] = {
@@ -148,12 +148,10 @@ def _check_settings(home: Home) -> Iterator[Finding]:
 
 def changed_settings_warning(home: Home) -> str:
     """A warning when `service.yaml` was changed after the running service had read it; else empty."""
-    path = home.path / SETTINGS_FILE
-    started = (read_json(home.lock) or {}).get("since")
-    if not path.exists() or find_lock_holder(home) is None or not isinstance(started, int | float):
+    path, holder = home.path / SETTINGS_FILE, find_lock_holder(home)
+    if not path.exists() or holder is None or holder.since is None or path.stat().st_mtime <= holder.since:
         return ""
-    changed = path.stat().st_mtime > started
-    return f"{path} was changed after the service started, which still uses the old settings" if changed else ""
+    return f"{path} was changed after the service started, which still uses the old settings"
 
 
 def _check_service(home: Home) -> Iterator[Finding]:

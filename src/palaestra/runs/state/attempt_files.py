@@ -61,11 +61,9 @@ class AttemptPlan:
         return cls(**shared | {"env_signature": dict(plan.env_signature)}, gpus=gpus)
 
     @classmethod
-    def read(cls, attempt: Attempt) -> AttemptPlan | None:
-        """The stored plan of an attempt; None if there is none."""
-        data = read_versioned_json(attempt.plan)
-        if data is None:
-            return None
+    def read(cls, attempt: Attempt) -> AttemptPlan:
+        """The stored plan of an attempt; an empty one if there is none."""
+        data = read_versioned_json(attempt.plan) or {}
         try:
             data.pop("schema", None)
             sources = tuple(_SOURCES[source["kind"]](**upgrade_names(source)) for source in data.pop("sources"))
@@ -73,7 +71,7 @@ class AttemptPlan:
                 data[name] = tuple(data[name])
             return cls(sources=sources, **data)
         except (KeyError, TypeError):
-            return None
+            return cls()
 
     def write(self, attempt: Attempt) -> None:
         """Store the plan in the directory of an attempt."""

@@ -7,11 +7,12 @@ import json
 import os
 import socket
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Self
 
 from palaestra.errors import ConfigError, StateDirectoryLocked
+from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.wire import JsonObject
@@ -66,6 +67,27 @@ class ServiceLock:
         data = json.dumps(self._content).encode()
         os.pwrite(self._descriptor, data, 0)
         os.ftruncate(self._descriptor, len(data))
+
+
+@dataclass(frozen=True)
+class LockHolder:
+    """The process that holds the lock of a state directory: a service, or a program with an orchestrator."""
+
+    identity: ProcessIdentity
+    url: str
+    """URL of the service; empty for an orchestrator, and for a service that is starting."""
+    since: float | None
+    """When it took the lock."""
+
+
+def find_lock_holder(home: Home) -> LockHolder | None:
+    """The running process that holds the lock of a state directory; None when there is none."""
+    lock = read_json(home.lock)
+    identity = ProcessIdentity.from_json(lock)
+    if lock is None or identity is None or not identity.is_alive():
+        return None
+    since = lock.get("since")
+    return LockHolder(identity, str(lock.get("url") or ""), since if isinstance(since, int | float) else None)
 
 
 def _locked_error(home: Home, content: bytes) -> StateDirectoryLocked:

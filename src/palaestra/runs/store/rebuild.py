@@ -12,7 +12,7 @@ from palaestra.files.run_directory import RunDirectory
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
 from palaestra.runs.phase import PhaseEvent, determine_outcome
-from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord, fit_record
+from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord, fit_checkpoint, fit_record
 from palaestra.runs.state.attempt_files import AttemptPlan, read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog, current_phase
 from palaestra.runs.state.unsupervised import read_unsupervised
@@ -22,6 +22,7 @@ from palaestra.runs.wire import JsonObject, from_json
 from palaestra.strict_json import optional_number
 
 _log = logging.getLogger(__name__)
+_IMPORTED = "*/record.json"
 
 
 @dataclass(frozen=True)
@@ -79,13 +80,14 @@ def rebuild(home: Home, registry: Registry) -> RebuildReport:
         if archived is not None:
             records.setdefault(archived.run_id, archived)
     registry.put_many(list(records.values()))
-    for note in sorted(home.checkpoints.glob("*/record.json")):
-        checkpoint = _read_checkpoint(note)
+    for file in sorted(home.checkpoints.glob(_IMPORTED)):
+        checkpoint = read_imported(file)
         try:
-            if checkpoint is not None:
-                registry.put_checkpoint(checkpoint)
+            if checkpoint is None:
+                raise ValueError("its record cannot be read")
+            registry.put_checkpoint(checkpoint)
         except ROW_ERRORS as error:
-            _log.warning("%s: the row cannot be written: %s", note.parent, error)
+            _log.warning("%s: the row cannot be written: %s", file.parent, error)
     return RebuildReport(len(records), tuple(unreadable))
 
 
@@ -113,7 +115,9 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         # An attempt that was prepared and never launched has no event, and its number is used again.
         attempts = [attempt for attempt in attempts if attempt.number <= events[-1].attempt]
     newest = attempts[-1] if attempts else None
-    plan = (AttemptPlan.read(newest) if newest else None) or _plan_before_launch(spec, events)
+    plan = AttemptPlan.read(newest) if newest else AttemptPlan()
+    if plan == AttemptPlan():
+        plan = _plan_before_launch(spec, events)
     launched = next((event for event in reversed(events) if event.kind == PhaseEvent.LAUNCHED), None)
     watchdog: ProcessIdentity | None = None
     trainer: ProcessIdentity | None = None
@@ -203,12 +207,18 @@ def read_archived_run(note: Path) -> RunRecord | None:
         return None
 
 
-def _read_checkpoint(note: Path) -> CheckpointRecord | None:
-    data = read_json(note)
+def list_imported(home: Home) -> list[CheckpointRecord]:
+    """Read the records of all imported and kept checkpoints."""
+    files = sorted(home.checkpoints.glob(_IMPORTED))
+    return [record for file in files if (record := read_imported(file)) is not None]
+
+
+def read_imported(file: Path) -> CheckpointRecord | None:
+    """Read the record beside an imported or kept checkpoint; None when it cannot be read."""
+    data = read_json(file)
+    if data is None or data.pop("schema", 1) != 1:
+        return None
     try:
-        if data is None:
-            return None
-        data.pop("schema", None)
-        return CheckpointRecord(**data)
-    except TypeError:
+        return fit_checkpoint(CheckpointRecord(**data))
+    except (TypeError, ValueError):
         return None

@@ -157,8 +157,7 @@ class LaunchPlanner:
             try:
                 plan = runner.plan(spec, paths, machine)
             except ConfigError as error:
-                text = f"{error.place} = {error.value!r}: {error.reason}"
-                findings.append(Finding("plan", "refused", text, error.remedy))
+                findings.append(Finding.from_error("plan", error))
         if plan is not None and (fault := find_plan_fault(plan)):
             findings.append(Finding("plan", "refused", fault, "Give a value that can be stored"))
             plan = None
@@ -188,9 +187,9 @@ def find_script_change(home: Home, registry: Registry, agent_id: str, run_id: st
         if other.run_id == run_id or other.agent_id != agent_id:
             continue
         attempts = home.run(other.run_id).attempts()
-        earlier = AttemptPlan.read(attempts[-1]) if attempts else None
-        if earlier is not None and earlier.script_sha256:
-            return "" if earlier.script_sha256 == sha256 else f"its script is not the one that {other.run_id} ran"
+        earlier = AttemptPlan.read(attempts[-1]).script_sha256 if attempts else ""
+        if earlier:
+            return "" if earlier == sha256 else f"its script is not the one that {other.run_id} ran"
     return ""
 
 

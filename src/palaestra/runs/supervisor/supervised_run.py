@@ -60,7 +60,8 @@ class SupervisedRun:
     def __init__(self, state: RunStateWriter, context: SupervisorContext, spec: RunSpec | None = None) -> None:
         self.state = state
         self.ring = Ring()
-        self.spec = spec
+        # The defaults hold until the spec is read. Not validated: an odd row must not keep a service from starting.
+        self.spec = spec or RunSpec.model_construct(runner=state.record.runner)
         self.gpus: tuple[str, ...] = ()
         self.has_slot = False
         self._context = context
@@ -95,11 +96,10 @@ class SupervisedRun:
                 if self.state.phase is Phase.QUEUED:
                     await self._refuse(str(error), "spec")
                     return "ended"
-                self.spec = RunSpec.model_validate({"runner": self.state.record.runner})
             if self.state.phase is Phase.QUEUED:
                 return "queued"
             attempt = self.state.paths.attempt(self.state.record.attempt)
-            plan = AttemptPlan.read(attempt) or AttemptPlan()
+            plan = AttemptPlan.read(attempt)
             self.gpus = plan.gpus
             status = await asyncio.to_thread(_find_status, attempt)
             # A watchdog that has recorded the exit may not have exited yet itself.
@@ -138,9 +138,9 @@ class SupervisedRun:
             process = self._process
         if process is not None:
             if grace_s is None:
-                grace_s = self._spec.stop_grace_s
+                grace_s = self.spec.stop_grace_s
             if grace_s is None:
-                grace_s = (AttemptPlan.read(process.attempt) or AttemptPlan()).stop_grace_s
+                grace_s = AttemptPlan.read(process.attempt).stop_grace_s
             await process.stop(reason, grace_s)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if recording.done() else _FULL_DISK_WAIT_S):
@@ -163,10 +163,6 @@ class SupervisedRun:
         """Release the descriptors of the process because the service ends; the run continues."""
         if self._process is not None:
             self._process.close()
-
-    @property
-    def _spec(self) -> RunSpec:
-        return self.spec if self.spec is not None else RunSpec.model_validate({"runner": self.state.record.runner})
 
     # Launching and adopting
 
@@ -198,7 +194,7 @@ class SupervisedRun:
         except Exception as error:  # noqa: BLE001 - a runner is third-party code
             await self._refuse(self._describe(error), "preflight")
             return
-        spec = self._spec
+        spec = self.spec
         try:
             if not is_recorded:
                 facts, now = {"digest": plan.digest(), "gpus": list(self.gpus)}, self._context.clock()
@@ -224,7 +220,7 @@ class SupervisedRun:
     async def _plan(self, number: int) -> LaunchPlan:
         await asyncio.to_thread(check_no_trainer, self.state.paths)
         paths = await asyncio.to_thread(self._context.planner.plan_attempt_paths, self.state.record, number)
-        preview = await self._context.planner.preview(self._spec, paths, self.gpus)
+        preview = await self._context.planner.preview(self.spec, paths, self.gpus)
         if preview.plan is not None and number > 1:
             # The request to resume is the consent.
             return preview.require_plan(preview.plan.digest())
@@ -254,7 +250,7 @@ class SupervisedRun:
 
     async def _supervise(self, process: AttemptProcess, plan: AttemptPlan) -> None:
         self._process = process
-        context, spec, record = self._context, self._spec, self.state.record
+        context, spec, record = self._context, self.spec, self.state.record
         await self.state.update(watchdog=process.watchdog, trainer=process.trainer)
         await self._start_ingestion(process.attempt, plan)
         drift = await asyncio.to_thread(
@@ -276,7 +272,7 @@ class SupervisedRun:
     async def _start_ingestion(self, attempt: Attempt, plan: AttemptPlan) -> None:
         events = await self.state.read_events()
         self._totals_before = RunTotals.before_attempt(events, attempt.number)
-        self._context.pump.watch(self.state.run_id, attempt, plan.sources, self._spec.thin_every)
+        self._context.pump.watch(self.state.run_id, attempt, plan.sources, self.spec.thin_every)
 
     async def _watch_until_end(self, monitor: AttemptMonitor, process: AttemptProcess, plan: AttemptPlan) -> None:
         sampling = self._spawn(self._sample_resources(process))
@@ -306,8 +302,8 @@ class SupervisedRun:
                 await asyncio.sleep(_RETRY_S)
 
     def _limits(self) -> AlarmLimits:
-        steps = self._spec.no_episode_steps
-        return AlarmLimits(self._spec.stall_after_s, self._context.config.no_episode_steps if steps is None else steps)
+        steps = self.spec.no_episode_steps
+        return AlarmLimits(self.spec.stall_after_s, self._context.config.no_episode_steps if steps is None else steps)
 
     # Checkpoints
 
@@ -325,8 +321,7 @@ class SupervisedRun:
             if announced:
                 catalogue.add_announced(self.state.record, attempt, announced)
             else:
-                plan = AttemptPlan.read(attempt) or AttemptPlan()
-                catalogue.scan_attempt(self.state.record, attempt, plan.checkpoints)
+                catalogue.scan_attempt(self.state.record, attempt, AttemptPlan.read(attempt).checkpoints)
         except (PalaestraError, OSError) as error:
             _log.warning("%s: its checkpoints could not be catalogued: %s", self.state.run_id, error)
 
@@ -412,7 +407,7 @@ class SupervisedRun:
     async def _drain_later(self, attempt: Attempt, plan: AttemptPlan) -> None:
         """Read telemetry that did not fit on the disk at the end of the run once there is space."""
         pump, run_id = self._context.pump, self.state.run_id
-        pump.watch(run_id, attempt, plan.sources, self._spec.thin_every)
+        pump.watch(run_id, attempt, plan.sources, self.spec.thin_every)
         progress = await asyncio.to_thread(pump.finish, run_id, _DRAIN_LATER_S)
         await self.state.update(**self._totals_before.columns_with(progress))
         await asyncio.to_thread(self._catalogue, attempt)

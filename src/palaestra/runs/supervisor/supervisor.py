@@ -340,8 +340,7 @@ class Supervisor:
         running: dict[str, tuple[str, ...]] = {}
         for run_id, run in self._runs.items():
             if run.is_queued:
-                gpus = run.spec.gpus if run.spec is not None else 0
-                queued.append(QueuedRun(run_id, run.state.record.priority, run.state.record.created, gpus))
+                queued.append(QueuedRun(run_id, run.state.record.priority, run.state.record.created, run.spec.gpus))
             else:
                 running[run_id] = run.gpus
         self._waiting_reasons = waiting_reasons(queued, running, self.planner.slots, self._draining)

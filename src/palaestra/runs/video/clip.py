@@ -119,10 +119,9 @@ def compute_recording_overhead(
 
 
 def _find_files(attempt: Attempt) -> list[Path]:
-    plan = AttemptPlan.read(attempt)
     root = attempt.path.resolve()
     paths = set(attempt.videos.glob("*"))
-    for pattern in plan.videos if plan is not None else ():
+    for pattern in AttemptPlan.read(attempt).videos:
         paths.update(attempt.work.glob(pattern))
     return [
         path

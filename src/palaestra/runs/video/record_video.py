@@ -7,23 +7,15 @@ warning.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
-import os
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-import palaestra
 from palaestra.errors import ConfigError, PalaestraError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue, list_checkpoints
+from palaestra.runs.process.eval_process import last_error, run_eval
 from palaestra.runs.record import CheckpointRecord, RunRecord
 from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.store.registry import Registry
@@ -32,9 +24,7 @@ from palaestra.runs.video.encoder import MAX_FRAMES, check_video_file
 from palaestra.telemetry.event import Record
 
 _TIMEOUT_S = 600.0
-_POLL_EVERY_S = 0.5
 _NICENESS = 19
-_ROOT = str(Path(palaestra.__file__).parents[1])
 _log = logging.getLogger(__name__)
 
 
@@ -90,40 +80,23 @@ def record_clip(
     step = "unknown" if checkpoint.env_step is None else checkpoint.env_step
     file = videos / f"step_{step}_{checkpoint.checkpoint_id[:8]}.webm"
     check_video_file(file, frames, long=False)
-    argv = [sys.executable, "-P", "-m", "palaestra", "eval", checkpoint.path, "--episodes", "1", "--json"]
-    argv += ["--video", str(file), "--frames", str(frames)]
-    # SDL would look for a display and handle SIGTERM itself.
-    sdl = {"SDL_VIDEODRIVER": "dummy", "SDL_NO_SIGNAL_HANDLERS": "1", "PYTHONPATH": _ROOT}
-    process = subprocess.Popen(
-        argv,
-        env={**os.environ, **sdl},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    deadline = time.monotonic() + timeout_s
     try:
-        if niceness:
-            with contextlib.suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, process.pid, niceness)
-        while True:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                out, errors = process.communicate(timeout=_POLL_EVERY_S)
-                break
-            if is_cancelled():
-                raise ConfigError("video", str(file), "was cancelled")
-            if time.monotonic() > deadline:
-                raise ConfigError("video", str(file), f"was not ready after {timeout_s:.0f} s", "Record fewer frames")
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        process = run_eval(
+            checkpoint.path,
+            *("--video", str(file), "--frames", str(frames)),
+            timeout_s=timeout_s,
+            # SDL would look for a display and handle SIGTERM itself.
+            variables={"SDL_VIDEODRIVER": "dummy", "SDL_NO_SIGNAL_HANDLERS": "1"},
+            niceness=niceness,
+            is_cancelled=is_cancelled,
+        )
+    except TimeoutError:
+        if is_cancelled():
+            raise ConfigError("video", str(file), "was cancelled") from None
+        reason = f"was not ready after {timeout_s:.0f} s"
+        raise ConfigError("video", str(file), reason, "Record fewer frames") from None
     if process.returncode or not file.is_file():
-        message = (errors.strip().splitlines() or ["no error message"])[-1]
-        raise ConfigError("video", str(file), f"could not be recorded ({message[:300]})")
-    json.loads(out.splitlines()[-1])
+        raise ConfigError("video", str(file), f"could not be recorded ({last_error(process)})")
     clip = next(clip for clip in list_clips(run) if clip.path == str(file))
     prune_clips(run, max(keep, 1))
     return clip
@@ -148,8 +121,7 @@ class CheckpointRecorder(CheckpointCatalogue):
     def add_announced(self, run: RunRecord, attempt: Attempt, records: Sequence[Record]) -> None:
         """Add announced checkpoints, and record the newest if its run asked for it."""
         super().add_announced(run, attempt, records)
-        plan = AttemptPlan.read(attempt)
-        if plan is None or not plan.record_video:
+        if not AttemptPlan.read(attempt).record_video:
             return
         checkpoints = self._registry.checkpoints(run_id=run.run_id)
         if not checkpoints:
