@@ -61,7 +61,7 @@ def test_nothing_is_ever_unpickled(path):
     if path.name in ("children.py", "collector_process.py", "weight_sync.py"):
         return  # talks to processes it started itself, over pipes nobody else can reach
     text = path.read_text()
-    clean = text.replace(".eval()", "").replace("policy.eval", "")
+    clean = text.replace(".eval()", "").replace("policy.eval", "").replace("application.exec()", "")  # Qt's event loop
     for way in (r"pickle\.load", "Unpickler", r"torch\.load\(", "cloudpickle", r"\beval\(", r"\bexec\("):
         assert not re.search(way, clean), f"{path} uses {way}"
 

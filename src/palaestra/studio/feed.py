@@ -39,7 +39,7 @@ _MAX_LOG_CHARACTERS = 1 << 18
 Curves: TypeAlias = dict[str, list[MetricPoint]]
 
 
-class Frame(NamedTuple):
+class PlayFrame(NamedTuple):
     """A step of a play with its picture, decoded."""
 
     play_id: str
@@ -104,7 +104,7 @@ class Stream:
             self.stopped.wait(_RETRY_S)
 
 
-class Feed:
+class ServiceFeed:
     """Requests and streams of one service. Every method is called by the thread of the window."""
 
     def __init__(
@@ -121,7 +121,7 @@ class Feed:
         self._lock = threading.Lock()
         self._points: dict[str, Curves] = {}
         self._log_text: dict[str, str] = {}
-        self._frame: Frame | None = None
+        self._frame: PlayFrame | None = None
         self._numbers: dict[str, int] = {}
         self._streams: dict[str, tuple[object, Stream]] = {}
         self._ending: list[Stream] = []
@@ -195,7 +195,7 @@ class Feed:
             return False
         return True
 
-    def take_frame(self) -> Frame | None:
+    def take_frame(self) -> PlayFrame | None:
         """The newest picture of the play since the last call."""
         frame, self._frame = self._frame, None
         return frame
@@ -303,5 +303,5 @@ class Feed:
 
     def _receive(self, play_id: str, report: Report, picture: bytes) -> None:
         if picture and isinstance(report, StepReport):
-            self._frame = Frame(play_id, report, self._decode(picture))
+            self._frame = PlayFrame(play_id, report, self._decode(picture))
         self._post(partial(self._subscribers.play, play_id, report))

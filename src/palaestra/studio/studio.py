@@ -23,7 +23,7 @@ from palaestra.runs.play.protocol import (
 )
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import PlayEnded, PlayRecord, Report
-from palaestra.studio.feed import Feed, Subscribers
+from palaestra.studio.feed import ServiceFeed, Subscribers
 from palaestra.studio.model.environments import EnvironmentsModel
 from palaestra.studio.model.notices import Notices
 from palaestra.studio.model.play import PlayModel
@@ -51,7 +51,7 @@ class Studio:
         self.mode: Mode = "human"
         self.is_connected: bool | None = None
         """None until the first answer."""
-        self.feed = Feed(
+        self.feed = ServiceFeed(
             service,
             Subscribers(
                 connected=self._handle_connected,

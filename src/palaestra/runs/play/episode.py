@@ -5,6 +5,7 @@
         steps.jsonl          one line per step, with the place of its picture
         pictures.bin         JPEG or PNG pictures, one after the other
         observations.bin     the observations as arrays, one row per step, for learning from the episode
+        episode.webm         the pictures as a video, once it was asked for
 
 Step 0 is the beginning: its picture and observation come before the first action. A recording whose process was killed
 keeps every step that was written.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import math
 import os
@@ -36,6 +38,8 @@ from palaestra.runs.wire import JsonObject, from_json, to_json
 from palaestra.strict_json import dump_json
 
 _EPISODE, _STEPS, _PICTURES, _OBSERVATIONS = "episode.json", "steps.jsonl", "pictures.bin", "observations.bin"
+_VIDEO = "episode.webm"
+_MAX_VIDEO_FPS = 60.0
 _PICTURE_STARTS = {b"\xff\xd8\xff": "image/jpeg", b"\x89PNG": "image/png"}
 
 
@@ -239,6 +243,31 @@ class EpisodeReader:
             human_steps=sum(report.actor == "human" for report in reports),
             agent_steps=sum(report.actor == "agent" for report in reports),
         )
+
+
+def export_video(episode: EpisodeReader, path: Path | None = None) -> Path:
+    """Write the pictures of an episode as a video, beside its files unless a path is given. Encodes only once."""
+    from PIL import Image
+
+    from palaestra.runs.video.encoder import Encoder, require_encoder
+
+    target = path or episode.directory / _VIDEO
+    if path is None and target.exists() and episode.record.ended is not None:
+        return target
+    require_encoder()
+    steps = [step for step in episode.steps() if step.picture is not None]
+    if not steps:
+        raise ConfigError("episode", episode.record.episode_id, "holds no pictures", "The environment cannot render")
+    # A play that ran faster has fewer pictures than steps; the video keeps its pace.
+    share = len(steps) / max(1, episode.record.steps)
+    with Encoder(target, fps=max(1.0, min(_MAX_VIDEO_FPS, episode.record.fps * share))) as encoder:
+        size: tuple[int, int] | None = None
+        for step in steps:
+            with Image.open(io.BytesIO(episode.picture(step))) as picture:
+                frame = picture.convert("RGB")
+                size = size or frame.size
+                encoder.add(np.asarray(frame if frame.size == size else frame.resize(size)))
+        return encoder.finish()
 
 
 def new_episode_directory(home: Home, episode_id: str) -> Path:

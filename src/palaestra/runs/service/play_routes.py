@@ -13,11 +13,11 @@ from palaestra.files.home import Home
 from palaestra.runs.play.episode import (
     EpisodeReader,
     delete_episode,
+    export_video,
     list_episodes,
     open_episode,
     picture_type,
 )
-from palaestra.runs.play.episode_video import export_video
 from palaestra.runs.play.plays import Play, Plays, Subscription
 from palaestra.runs.play.protocol import LoadPolicy, decode_control
 from palaestra.runs.play.spec import PlaySpec

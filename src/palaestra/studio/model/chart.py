@@ -40,7 +40,7 @@ class ChartOptions:
 
 
 @dataclass(frozen=True)
-class Line:
+class ChartLine:
     """What a chart draws: a line, and a band around it for a group of runs."""
 
     key: str
@@ -171,7 +171,7 @@ class Charts(Revised):
         last = None if curve is None else curve.last
         return None if last is None else last.value
 
-    def lines(self, metric: str) -> list[Line]:
+    def lines(self, metric: str) -> list[ChartLine]:
         """The lines of a metric."""
         lines = []
         for source in self.sources:
@@ -183,7 +183,7 @@ class Charts(Revised):
             lines.append((source, x, value))
         if self.options.grouped:
             return self._group(lines)
-        return [self._smooth(Line(source.run_id, source.label, x, y)) for source, x, y in lines]
+        return [self._smooth(ChartLine(source.run_id, source.label, x, y)) for source, x, y in lines]
 
     def table(self, metric: str) -> list[tuple[str, float, float]]:
         """Label, x and y of every point that is drawn, for an export."""
@@ -206,12 +206,12 @@ class Charts(Revised):
                 return np.interp(step, at, count)
         return step
 
-    def _smooth(self, line: Line) -> Line:
+    def _smooth(self, line: ChartLine) -> ChartLine:
         if self.options.smoothing <= 0:
             return line
         return replace(line, y=smooth(line.y, self.options.smoothing), raw=line.y)
 
-    def _group(self, lines: Sequence[tuple[CurveSource, Floats, Floats]]) -> list[Line]:
+    def _group(self, lines: Sequence[tuple[CurveSource, Floats, Floats]]) -> list[ChartLine]:
         groups: dict[str, list[tuple[CurveSource, Floats, Floats]]] = {}
         for source, x, y in lines:
             groups.setdefault(source.group, []).append((source, x, y))
@@ -219,21 +219,21 @@ class Charts(Revised):
         for key, members in groups.items():
             if len(members) == 1:
                 source, x, y = members[0]
-                result.append(self._smooth(Line(key, source.label, x, y)))
+                result.append(self._smooth(ChartLine(key, source.label, x, y)))
                 continue
             label = f"{members[0][0].label} and {len(members) - 1} more"
             result.append(combine_lines(key, label, [(x, y) for _, x, y in members], self.options.smoothing))
         return result
 
 
-def combine_lines(key: str, label: str, lines: Sequence[tuple[Floats, Floats]], smoothing: float = 0.0) -> Line:
+def combine_lines(key: str, label: str, lines: Sequence[tuple[Floats, Floats]], smoothing: float = 0.0) -> ChartLine:
     """The mean of several lines and the band of one standard deviation, where all of them have values."""
     first = max(float(x[0]) for x, _ in lines)
     last = min(float(x[-1]) for x, _ in lines)
     grid = np.linspace(first, max(first, last), _GRID)
     values = np.stack([np.interp(grid, x, smooth(y, smoothing)) for x, y in lines])
     mean, spread = values.mean(axis=0), values.std(axis=0)
-    return Line(key, label, grid, mean, mean - spread, mean + spread)
+    return ChartLine(key, label, grid, mean, mean - spread, mean + spread)
 
 
 def smooth(values: Floats, weight: float) -> Floats:

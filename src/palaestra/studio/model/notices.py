@@ -70,7 +70,7 @@ class Notices(Revised):
             self._shown = kept
             self.touch()
 
-    def shown(self) -> list[Notice]:
+    def visible(self) -> list[Notice]:
         """The notices to show now, oldest first."""
         now = self._clock()
         kept = [one for one in self._shown if one.lasting or now - one.created < _SHOWN_S[one.level]]

@@ -22,7 +22,7 @@ _MODIFIERS = ("Control", "Alt", "Meta")
 
 
 @dataclass(frozen=True)
-class PlayedEpisode:
+class FinishedEpisode:
     """An episode of this play."""
 
     number: int
@@ -49,7 +49,7 @@ class PlayModel(Revised):
         """Why the play could not be started; empty otherwise."""
         self.remedy = ""
         self.steps: deque[StepReport] = deque(maxlen=_MAX_STEPS)
-        self.episodes: deque[PlayedEpisode] = deque(maxlen=_MAX_EPISODES)
+        self.episodes: deque[FinishedEpisode] = deque(maxlen=_MAX_EPISODES)
         self.notices: list[PlayNotice] = []
         """Notices that have not been shown yet."""
         self.input.clear()
@@ -88,7 +88,9 @@ class PlayModel(Revised):
             self.steps.append(report)
             if report.is_last:
                 self.episodes.append(
-                    PlayedEpisode(report.episode, report.step, report.episode_return, report.terminated, report.success)
+                    FinishedEpisode(
+                        report.episode, report.step, report.episode_return, report.terminated, report.success
+                    )
                 )
         elif isinstance(report, PlayState):
             self.state = report
@@ -122,7 +124,7 @@ class PersonInput:
         self._count = 0
 
     @property
-    def pressed(self) -> tuple[str, ...]:
+    def pressed_keys(self) -> tuple[str, ...]:
         """The keys that are held, in the order in which they were pressed."""
         return tuple(self._pressed)
 

@@ -50,7 +50,7 @@ class NoticeList(View):
 
     def refresh_if_changed(self) -> bool:
         """Let old notices fade, also while none is shown."""
-        notices = self.studio.notices.shown()
+        notices = self.studio.notices.visible()
         numbers = [notice.number for notice in notices]
         if numbers == self._shown:
             return False
