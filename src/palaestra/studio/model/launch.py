@@ -1,0 +1,268 @@
+"""Training a new policy: which runner and script, its form, the preflight, consent, and the launch.
+
+Each pair of runner and script keeps a draft of its own, so that looking at another one loses nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from palaestra.runs.catalogue import Readiness, ScriptInfo
+from palaestra.runs.runner import Finding, LaunchPreview, RunnerCapabilities
+from palaestra.runs.spec import RunSpec
+from palaestra.studio.model.form import Form
+from palaestra.studio.model.revision import Revised
+
+Stage: TypeAlias = Literal["editing", "checking", "checked", "launching"]
+_POLITE_NICE = 10
+"""CPU niceness of runs that share the machine with the window."""
+# Keys that the environment chooser sets, by runner.
+_ENVIRONMENT_KEYS = {
+    "palaestra": ("name", "env.id", "env.kwargs", "trainer.seed", "telemetry.progress", "telemetry.wandb", "tasks"),
+    "sb3": ("env_kwargs", "policy"),
+    "cleanrl": ("env_id", "env-id", "seed", "track"),
+}
+
+
+@dataclass
+class RunOptions:
+    """What a run has beside the configuration of its trainer."""
+
+    name: str = ""
+    tags: tuple[str, ...] = ()
+    seed: int | None = None
+    gpus: int = 0
+    nice: int = _POLITE_NICE
+    video: bool = False
+    track: str = "off"
+    warm_start: str = ""
+    """Id of a checkpoint; empty for new weights."""
+
+
+@dataclass
+class Draft:
+    """What the user has entered for one runner and script."""
+
+    form: Form = field(default_factory=Form)
+    options: RunOptions = field(default_factory=RunOptions)
+    has_schema: bool = False
+
+
+class LaunchModel(Revised):
+    """The state of `Train new`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runners: dict[str, RunnerCapabilities] = {}
+        self.readiness: dict[str, Readiness] = {}
+        self.scripts: dict[str, tuple[ScriptInfo, ...]] = {}
+        self.runner = ""
+        self.script = ""
+        self.stage: Stage = "editing"
+        self.preview: LaunchPreview | None = None
+        self.has_consent = False
+        self.problem = ""
+        """Why the preflight or the launch could not be made; empty otherwise."""
+        self.launched = ""
+        """Id of the run that was launched last."""
+        self._drafts: dict[tuple[str, str], Draft] = {}
+        self._checked: tuple[Any, ...] = ()
+
+    # ------------------------------------------------------------------ choices
+
+    @property
+    def capabilities(self) -> RunnerCapabilities | None:
+        """The capabilities of the chosen runner."""
+        return self.runners.get(self.runner)
+
+    @property
+    def draft(self) -> Draft:
+        """What was entered for the chosen runner and script."""
+        return self._drafts.setdefault((self.runner, self.script), Draft())
+
+    @property
+    def form(self) -> Form:
+        """The form of the chosen runner and script."""
+        return self.draft.form
+
+    def set_runners(self, runners: Mapping[str, RunnerCapabilities]) -> None:
+        """The catalogue of runners has arrived."""
+        self.runners = dict(runners)
+        if self.runner not in self.runners:
+            self.runner = "palaestra" if "palaestra" in self.runners else next(iter(self.runners), "")
+            self.script = ""
+        self.touch()
+
+    def set_readiness(self, runner: str, readiness: Readiness) -> None:
+        """Whether a runner could start here."""
+        self.readiness[runner] = readiness
+        self.touch()
+
+    def set_scripts(self, runner: str, scripts: Sequence[ScriptInfo]) -> None:
+        """The scripts of a runner have arrived."""
+        self.scripts[runner] = tuple(scripts)
+        if runner == self.runner and self.script not in {one.name for one in scripts}:
+            self.script = scripts[0].name if scripts else ""
+            self._invalidate()
+        self.touch()
+
+    def choose_runner(self, runner: str) -> None:
+        """Choose a runner."""
+        if runner in self.runners and runner != self.runner:
+            self.runner = runner
+            known = self.scripts.get(runner, ())
+            self.script = known[0].name if known else ""
+            self._invalidate()
+
+    def choose_script(self, script: str) -> None:
+        """Choose a script or an algorithm."""
+        if script != self.script:
+            self.script = script
+            self._invalidate()
+
+    def set_schema(self, runner: str, script: str, schema: Mapping[str, Any]) -> None:
+        """The form of a runner and script has arrived."""
+        draft = self._drafts.setdefault((runner, script), Draft())
+        draft.form.set_schema(schema, hidden=_ENVIRONMENT_KEYS.get(runner, ()))
+        draft.has_schema = True
+        self.touch()
+
+    def change_options(self, **changes: Any) -> None:
+        """Change what a run has beside its configuration."""
+        for name, value in changes.items():
+            setattr(self.draft.options, name, value)
+        self._invalidate()
+
+    def edit(self, path: str, text: str) -> None:
+        """Enter a text into the form."""
+        self.form.set_text(path, text)
+        self._invalidate()
+
+    def start_from(self, env_id: str) -> bool:
+        """Enter the recommended settings for an environment, if the form is untouched; whether there are some."""
+        values = starting_point(self.runner, env_id)
+        if not values or not self.draft.has_schema:
+            return False
+        self.form.load(values)
+        self._invalidate()
+        return True
+
+    # ------------------------------------------------------------------ preflight and launch
+
+    def build_spec(self, env_id: str, parameters: Mapping[str, Any], *, is_screen: bool, seed: int) -> RunSpec:
+        """The request for the run. `ValueError` names the first field that cannot be used."""
+        options = self.draft.options
+        config = self.form.changes()
+        if is_screen:
+            config.setdefault("model", {}).setdefault("name", "tiny")
+            config["tasks"] = [{"task": env_id, **({"params": dict(parameters)} if parameters else {})}]
+        elif parameters and self.runner == "palaestra":
+            config.setdefault("env", {})["kwargs"] = dict(parameters)
+        elif parameters and self.runner == "sb3":
+            config["env_kwargs"] = dict(parameters)
+        return RunSpec(
+            runner=self.runner,
+            script=self.script or None,
+            name=options.name,
+            config=config,
+            env_id=None if is_screen else env_id,
+            seed=options.seed if options.seed is not None else seed,
+            gpus=options.gpus,
+            nice=options.nice,
+            video=options.video,
+            track=options.track,  # type: ignore[arg-type]  # checked by RunSpec
+            warm_start=options.warm_start or None,
+            tags=options.tags,
+            invoked_from=Path.cwd(),
+        )
+
+    def begin_check(self) -> None:
+        """A preflight was requested."""
+        self.stage, self.problem, self.preview, self.has_consent = "checking", "", None, False
+        self.touch()
+
+    def finish_check(self, preview: LaunchPreview) -> None:
+        """The preflight has answered; its findings about fields are shown beside them."""
+        self.stage, self.preview = "checked", preview
+        for finding in preview.findings:
+            if finding.level == "refused":
+                self._place_finding(finding)
+        self.touch()
+
+    def fail(self, text: str) -> None:
+        """The preflight or the launch could not be made."""
+        self.stage, self.problem = "editing", text
+        self.touch()
+
+    def set_consent(self, given: bool) -> None:
+        """The user agrees, or no longer agrees, to the command."""
+        self.has_consent = given
+        self.touch()
+
+    def begin_launch(self) -> None:
+        """A launch was requested."""
+        self.stage = "launching"
+        self.touch()
+
+    def finish_launch(self, run_id: str) -> None:
+        """The run is queued."""
+        self.launched, self.stage, self.preview, self.has_consent = run_id, "editing", None, False
+        self.touch()
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """The findings of the last preflight."""
+        return self.preview.findings if self.preview is not None else ()
+
+    @property
+    def refusal(self) -> str:
+        """Why Launch is disabled; empty when it is not."""
+        if not self.runner:
+            return "Choose a trainer"
+        problems = self.form.problems()
+        if problems:
+            path, reason = next(iter(problems.items()))
+            return f"{path} {reason}"
+        if self.stage == "checking":
+            return "Checking …"
+        if self.stage == "launching":
+            return "Launching …"
+        if self.preview is None:
+            return "Check it first"
+        if self.preview.command is None:
+            return "The check found something to fix"
+        if self.preview.needs_consent and not self.has_consent:
+            return "Agree to the command first"
+        return ""
+
+    def _place_finding(self, finding: Finding) -> None:
+        # Findings about a key begin with it: `trainer.seed = -1: must be …`.
+        path = finding.text.partition(" = ")[0].strip()
+        reason = finding.text.partition(": ")[2] or finding.text
+        self.form.add_remark(path, f"{reason}. {finding.remedy}".rstrip(". ") if finding.remedy else reason)
+
+    def _invalidate(self) -> None:
+        """What was checked is no longer what would be launched."""
+        if self.stage != "launching":
+            self.stage = "editing"
+        self.preview, self.has_consent, self.problem = None, False, ""
+        self.touch()
+
+
+@cache
+def _starting_points() -> dict[str, dict[str, dict[str, Any]]]:
+    text = (files("palaestra.studio") / "starting_points.json").read_text(encoding="utf-8")
+    points: dict[str, dict[str, dict[str, Any]]] = json.loads(text)
+    return points
+
+
+def starting_point(runner: str, env_id: str) -> dict[str, Any]:
+    """Recommended settings of a runner for an environment; empty when there are none."""
+    known = _starting_points().get(runner, {})
+    return known.get(env_id) or known.get("*", {})
