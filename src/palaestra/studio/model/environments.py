@@ -7,6 +7,7 @@ from typing import Any
 
 from palaestra.runs.catalogue import EnvironmentInfo
 from palaestra.studio.model.commands import match_score
+from palaestra.studio.model.form import Form
 from palaestra.studio.model.revision import Revised
 
 DEFAULT = "CartPole-v1"
@@ -23,10 +24,10 @@ class EnvironmentsModel(Revised):
         self.chosen = DEFAULT
         self.seed = 0
         self.max_episode_steps: int | None = None
-        self.schema: Mapping[str, Any] = {}
-        """JSON Schema of the parameters of the chosen environment; empty until it is known."""
-        self.parameters: dict[str, Any] = {}
+        self.form = Form()
+        """The parameters of the chosen environment; without fields until they are known."""
         self.problem = ""
+        self._wanted: dict[str, Any] = {}
 
     @property
     def info(self) -> EnvironmentInfo | None:
@@ -55,27 +56,28 @@ class EnvironmentsModel(Revised):
         if not env_id or (env_id == self.chosen and parameters is None):
             return False
         is_other = env_id != self.chosen
-        self.chosen = env_id
+        self.chosen, self.problem = env_id, ""
+        self._wanted = dict(parameters or {})
         if is_other:
-            self.schema, self.max_episode_steps = {}, None
-        self.parameters = dict(parameters or {})
-        self.problem = ""
+            self.form, self.max_episode_steps = Form(), None
+        else:
+            self.form.load(self._wanted)
         self.touch()
         return is_other
 
     def set_schema(self, env_id: str, schema: Mapping[str, Any]) -> None:
         """The parameters of an environment have arrived."""
         if env_id == self.chosen:
-            self.schema = schema
+            self.form.set_schema(schema)
+            if self._wanted:
+                self.form.load(self._wanted)
             self.touch()
 
-    def set_parameter(self, name: str, value: Any) -> None:
-        """Change a parameter; None restores its default."""
-        if value is None:
-            self.parameters.pop(name, None)
-        else:
-            self.parameters[name] = value
-        self.touch()
+    def fail(self, env_id: str, problem: str) -> None:
+        """The parameters of an environment could not be read."""
+        if env_id == self.chosen:
+            self.problem = problem
+            self.touch()
 
     def set_seed(self, seed: int) -> None:
         """Change the seed of the next play."""

@@ -144,13 +144,17 @@ class LaunchModel(Revised):
         self.form.set_text(path, text)
         self._invalidate()
 
+    def load_values(self, values: Mapping[str, Any]) -> None:
+        """Enter the values of a preset or of another run."""
+        self.form.load(values)
+        self._invalidate()
+
     def start_from(self, env_id: str) -> bool:
-        """Enter the recommended settings for an environment, if the form is untouched; whether there are some."""
+        """Enter the recommended settings for an environment; whether there are some."""
         values = starting_point(self.runner, env_id)
         if not values or not self.draft.has_schema:
             return False
-        self.form.load(values)
-        self._invalidate()
+        self.load_values(values)
         return True
 
     # ------------------------------------------------------------------ preflight and launch
