@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from palaestra.errors import PalaestraError
+from palaestra.runs.client.client import TrainerService
 from palaestra.runs.comparison import Comparison
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.runs.series import MetricPoint
@@ -255,7 +256,7 @@ class RunBrowser:
 
         self._requests.ask("W&B cannot be asked", lambda service: service.tracking(run_id), receive)
 
-    def _act(self, run_id: str, what: str, work: Callable[[object], RunRecord]) -> None:
+    def _act(self, run_id: str, what: str, work: Callable[[TrainerService], RunRecord]) -> None:
         def fail(error: PalaestraError) -> None:
             self._requests.notices.add("error", f"{run_id} {what}.", str(error))
             self.read_run(run_id)

@@ -40,7 +40,7 @@ class PlayPage(View):
     """Shows the play, and turns what the person does into controls."""
 
     def __init__(self, studio: Studio, theme: Theme) -> None:
-        super().__init__(studio, theme, [studio.play])
+        super().__init__(studio, theme, [studio.session.play])
         self.picture = RenderView(theme)
         self.bar = PlayBar(studio, theme)
         self.controls = ControlsPanel(studio, theme)
@@ -48,7 +48,7 @@ class PlayPage(View):
         self._empty = EmptyState(
             theme, "gamepad", "No play yet", "Choose an environment on the left and press Play (F5)."
         )
-        self._empty.add_action(push_button("Play", studio.start_play, role="primary"))
+        self._empty.add_action(push_button("Play", studio.session.start, role="primary"))
         self._grid_shown: bool | None = None
         upper = QWidget()
         upper.setLayout(column(self._header(), self.picture, self._empty, self.controls, self.bar, spacing=0))
@@ -66,7 +66,7 @@ class PlayPage(View):
     def show_frame(self, image: QImage, report: StepReport) -> None:
         """Show a picture that has just arrived."""
         if self.shows_grid and report.grid is not None:
-            self.picture.show_cells(report.grid, self.studio.cell_values())
+            self.picture.show_cells(report.grid, self.studio.session.cell_values())
         else:
             self.picture.show_cells(None)
         self.picture.show_frame(image)
@@ -79,10 +79,10 @@ class PlayPage(View):
     def toggle_grid(self) -> None:
         """Change between cells and the picture of the environment."""
         self.studio.settings.set("show_grid", not self.shows_grid)
-        self.studio.play.touch()
-        last = self.studio.play.last_step
+        self.studio.session.play.touch()
+        last = self.studio.session.play.last_step
         if last is not None:
-            self.picture.show_cells(last.grid if self.shows_grid else None, self.studio.cell_values())
+            self.picture.show_cells(last.grid if self.shows_grid else None, self.studio.session.cell_values())
 
     def toggle_steps(self) -> None:
         """Show or hide the table of steps."""
@@ -91,7 +91,7 @@ class PlayPage(View):
 
     def refresh(self) -> None:
         """Show the state of the play."""
-        play = self.studio.play
+        play = self.studio.session.play
         state = play.state
         has_play = play.is_open or bool(play.steps)
         self.picture.setVisible(has_play or play.is_starting)
@@ -103,14 +103,14 @@ class PlayPage(View):
             self._empty.title.setText("No play yet")
             self._empty.text.setText("Choose an environment on the left and press Play (F5).")
         self.picture.show_message(self._message(state))
-        self._name.set_text(state.environment.env_id if state is not None else self.studio.environments.chosen)
+        self._name.set_text(state.environment.env_id if state is not None else self.studio.session.environments.chosen)
         self._instruction.set_text(state.environment.instruction if state is not None else "")
         self._show_badges(state)
 
     def _message(self, state: PlayState | None) -> str:
-        play = self.studio.play
+        play = self.studio.session.play
         if play.is_starting:
-            return f"Starting {self.studio.environments.chosen} …"
+            return f"Starting {self.studio.session.environments.chosen} …"
         if play.ended is not None:
             return f"The play has ended: {play.ended.reason}" if play.ended.failed else "The play has ended"
         if state is None:
@@ -143,7 +143,7 @@ class PlayPage(View):
         )
 
     def _show_badges(self, state: PlayState | None) -> None:
-        last = self.studio.play.last_step
+        last = self.studio.session.play.last_step
         self._actor.setVisible(state is not None)
         self._policy.setVisible(state is not None and state.policy is not None)
         if state is not None:
@@ -158,7 +158,7 @@ class PlayPage(View):
             self._numbers.setText("")
 
     def _connect_input(self) -> None:
-        person, send = self.studio.play.input, self.studio.send
+        person, send = self.studio.session.play.input, self.studio.session.send
 
         def press(key: str, modifiers: list[str]) -> None:
             if self._is_screen():
@@ -174,7 +174,7 @@ class PlayPage(View):
         self.picture.scrolled.connect(lambda x, y, dx, dy: send(person.scroll(x, y, dx, dy)))
 
     def _is_screen(self) -> bool:
-        state = self.studio.play.state
+        state = self.studio.session.play.state
         return state is not None and state.environment.controls.kind == "screen"
 
 
@@ -182,20 +182,20 @@ class PlayBar(View):
     """Play, pause, single step, reset, speed, recording."""
 
     def __init__(self, studio: Studio, theme: Theme) -> None:
-        super().__init__(studio, theme, [studio.play])
+        super().__init__(studio, theme, [studio.session.play])
         self._play = icon_button(theme, "play", self._start_or_pause, tip="Play or pause (Ctrl+Space)")
-        self._step = icon_button(theme, "step", studio.step_once, tip="Single step (Ctrl+.)")
-        self._reset = icon_button(theme, "reset", studio.reset_play, tip="New episode (Ctrl+R)")
-        self._stop = icon_button(theme, "stop", studio.end_play, tip="End the play")
-        self._slower = push_button("−", lambda: studio.change_speed(-1), tip="Slower", name="Slower")
-        self._faster = push_button("+", lambda: studio.change_speed(1), tip="Faster", name="Faster")
+        self._step = icon_button(theme, "step", studio.session.step_once, tip="Single step (Ctrl+.)")
+        self._reset = icon_button(theme, "reset", studio.session.reset, tip="New episode (Ctrl+R)")
+        self._stop = icon_button(theme, "stop", studio.session.end, tip="End the play")
+        self._slower = push_button("−", lambda: studio.session.change_speed(-1), tip="Slower", name="Slower")
+        self._faster = push_button("+", lambda: studio.session.change_speed(1), tip="Faster", name="Faster")
         for button in (self._slower, self._faster):
             button.setFixedWidth(30)
         self._speed = label("1×")
         self._speed.setMinimumWidth(44)
         self._speed.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self._hand_over = push_button("Take over", studio.hand_over, tip="Hand control over (H)")
-        self._recording = icon_button(theme, "record", studio.toggle_recording, tip="Record episodes")
+        self._hand_over = push_button("Take over", studio.session.hand_over, tip="Hand control over (H)")
+        self._recording = icon_button(theme, "record", studio.session.toggle_recording, tip="Record episodes")
         self._recording.setCheckable(True)
         self._seed = label("", "muted")
         layout = row(
@@ -222,7 +222,7 @@ class PlayBar(View):
 
     def refresh(self) -> None:
         """Show the state of the play."""
-        play = self.studio.play
+        play = self.studio.session.play
         state = play.state
         is_running = play.is_open and state is not None and not state.paused
         self._play.setIcon(icon("pause" if is_running else "play", self.theme.text))
@@ -239,17 +239,17 @@ class PlayBar(View):
             self._recording.setIcon(icon("record", self.theme.danger if state.recording else self.theme.muted))
 
     def _start_or_pause(self) -> None:
-        if self.studio.play.is_open:
-            self.studio.toggle_pause()
+        if self.studio.session.play.is_open:
+            self.studio.session.toggle_pause()
         else:
-            self.studio.start_play()
+            self.studio.session.start()
 
 
 class ControlsPanel(View):
     """Buttons for choices and sliders for numbers, with their keys; hidden while only the agent acts."""
 
     def __init__(self, studio: Studio, theme: Theme) -> None:
-        super().__init__(studio, theme, [studio.play])
+        super().__init__(studio, theme, [studio.session.play])
         self._flow = FlowLayout(spacing=6)
         self._shown: object = None
         inner = frame(self._flow, "bar")
@@ -259,8 +259,8 @@ class ControlsPanel(View):
 
     def refresh_if_changed(self) -> bool:
         """Follow the mode also while hidden."""
-        state = self.studio.play.state
-        wanted = state is not None and state.mode != "agent" and self.studio.play.is_open
+        state = self.studio.session.play.state
+        wanted = state is not None and state.mode != "agent" and self.studio.session.play.is_open
         wanted = wanted and state is not None and state.environment.controls.kind in ("choices", "axes")
         if self.isHidden() == wanted:
             self.setVisible(wanted)
@@ -268,7 +268,7 @@ class ControlsPanel(View):
 
     def refresh(self) -> None:
         """Build the buttons once for each environment."""
-        state = self.studio.play.state
+        state = self.studio.session.play.state
         if state is None or state.environment.controls == self._shown:
             return
         self._shown = state.environment.controls
@@ -282,9 +282,9 @@ class ControlsPanel(View):
         keys = " ".join(_key_text(key) for key in choice.keys[:2])
         button = push_button(f"{choice.label}   {keys}".rstrip(), lambda: None, name=choice.label)
         button.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        person = self.studio.play.input
-        button.pressed.connect(lambda: self.studio.send(person.choose(index, held=True)))
-        button.released.connect(lambda: self.studio.send(person.choose(index, held=False)))
+        person = self.studio.session.play.input
+        button.pressed.connect(lambda: self.studio.session.send(person.choose(index, held=True)))
+        button.released.connect(lambda: self.studio.session.send(person.choose(index, held=False)))
         return button
 
     def _axis_slider(self, index: int, axis: Axis) -> QWidget:
@@ -295,15 +295,15 @@ class ControlsPanel(View):
         span = (axis.high - axis.low) or 1.0
         idle = round(_SLIDER_STEPS * (axis.idle - axis.low) / span)
         slider.setValue(idle)
-        person = self.studio.play.input
+        person = self.studio.session.play.input
 
         def move(position: int) -> None:
             if slider.isSliderDown():
-                self.studio.send(person.set_axis(index, axis.low + span * position / _SLIDER_STEPS))
+                self.studio.session.send(person.set_axis(index, axis.low + span * position / _SLIDER_STEPS))
 
         def release() -> None:
             slider.setValue(idle)
-            self.studio.send(person.set_axis(index, None))
+            self.studio.session.send(person.set_axis(index, None))
 
         slider.valueChanged.connect(move)
         slider.sliderReleased.connect(release)
@@ -317,7 +317,7 @@ class StepTable(View):
     """The last steps, newest first."""
 
     def __init__(self, studio: Studio, theme: Theme) -> None:
-        super().__init__(studio, theme, [studio.play])
+        super().__init__(studio, theme, [studio.session.play])
         self._table = QTableWidget(0, len(_COLUMNS))
         self._table.setHorizontalHeaderLabels(list(_COLUMNS))
         self._table.setAccessibleName("Steps")
@@ -342,7 +342,7 @@ class StepTable(View):
         if self.height() < 30:
             self._drawn = ()
             return
-        steps = self.studio.play.steps
+        steps = self.studio.session.play.steps
         new: list[StepReport] = []
         for report in reversed(steps):
             if report is self._first_shown or len(new) >= _MAX_ROWS:

@@ -15,17 +15,17 @@ class SessionDock(View):
     """Environment, mode, and the panels of the mode."""
 
     def __init__(self, studio: Studio, theme: Theme, parameters: QWidget, train: QWidget, trained: QWidget) -> None:
-        super().__init__(studio, theme, [studio.environments, studio.play])
+        super().__init__(studio, theme, [studio.session.environments, studio.session.play])
         self.environment = EnvironmentField(studio, theme)
         self._seed = QSpinBox()
         self._seed.setRange(0, 2**31 - 1)
         self._seed.setAccessibleName("Seed")
         self._seed.setToolTip("Seed of the first episode; each further episode adds one.")
-        self._seed.editingFinished.connect(lambda: studio.environments.set_seed(self._seed.value()))
-        self._play = push_button("Play", studio.start_play, role="primary", tip="Start a play (F5)")
+        self._seed.editingFinished.connect(lambda: studio.session.environments.set_seed(self._seed.value()))
+        self._play = push_button("Play", studio.session.start, role="primary", tip="Start a play (F5)")
         self._problem = label("", "danger", wrap=True)
         self.mode = Segments([("human", "Human"), ("hybrid", "Hybrid"), ("agent", "Agent")], accessible="Who acts")
-        self.mode.chosen.connect(lambda mode: studio.set_mode(mode))
+        self.mode.chosen.connect(lambda mode: studio.session.set_mode(mode))
         self._hint = label("", "muted", wrap=True)
         self.purpose = Segments([("train", "Train new"), ("trained", "Use trained")], accessible="What the agent does")
         self.purpose.chosen.connect(self._show_purpose)
@@ -53,13 +53,13 @@ class SessionDock(View):
         panel = frame(content)
         self.setLayout(column(scroll(panel)))
         self.setMinimumWidth(320)
-        self.mode.choose(studio.mode)
+        self.mode.choose(studio.session.mode)
         self.purpose.choose(studio.settings.get("purpose", "train"))
         self.refresh()
 
     def refresh(self) -> None:
         """Show the choice and the mode."""
-        chosen = self.studio.environments
+        chosen = self.studio.session.environments
         self.environment.show_choice(chosen.chosen)
         if not self._seed.hasFocus():
             self._seed.setValue(chosen.seed)
@@ -67,18 +67,18 @@ class SessionDock(View):
         problem = chosen.problem or (f"Not installed. {info.remedy}" if info is not None and not info.installed else "")
         self._problem.setText(problem)
         self._problem.setVisible(bool(problem))
-        self._play.setEnabled(not self.studio.play.is_starting)
-        self.mode.choose(self.studio.mode)
+        self._play.setEnabled(not self.studio.session.play.is_starting)
+        self.mode.choose(self.studio.session.mode)
         hints = {
             "human": "You act, with the keyboard and the mouse.",
             "hybrid": "The agent acts; hold a key to override it, or take over.",
             "agent": "A policy acts.",
         }
-        self._hint.setText(hints[self.studio.mode])
+        self._hint.setText(hints[self.studio.session.mode])
         self._show_purpose(self.purpose.value())
 
     def _show_purpose(self, purpose: str) -> None:
-        has_agent = self.studio.mode != "human"
+        has_agent = self.studio.session.mode != "human"
         self.studio.settings.set("purpose", purpose)
         self.purpose.setVisible(has_agent)
         self._train.setVisible(has_agent and purpose == "train")
@@ -118,8 +118,8 @@ class EnvironmentField(QLineEdit):
             completer.complete()
 
     def _search(self, text: str) -> None:
-        self._names.setStringList([one.env_id for one in self._studio.environments.search(text)])
+        self._names.setStringList([one.env_id for one in self._studio.session.environments.search(text)])
 
     def _choose(self, env_id: str) -> None:
-        self._studio.choose_environment(env_id)
+        self._studio.session.choose_environment(env_id)
         self.clearFocus()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from PySide6.QtWidgets import QWidget
@@ -19,13 +20,19 @@ class View(QWidget):
         self.studio, self.theme = studio, theme
         self._models = tuple(models)
         self._drawn: tuple[int, ...] = ()
+        self._drawn_at = 0.0
+        self.min_interval_s = 0.0
+        """Shortest time between two refreshes."""
 
     def refresh_if_changed(self) -> bool:
         """Refresh the view if a model has changed and someone can see it; whether it was refreshed."""
         revisions = tuple(model.revision for model in self._models)
         if revisions == self._drawn or not self.isVisible():
             return False
-        self._drawn = revisions
+        now = time.monotonic()
+        if now - self._drawn_at < self.min_interval_s:
+            return False
+        self._drawn, self._drawn_at = revisions, now
         self.refresh()
         return True
 
@@ -44,6 +51,10 @@ class Rotation:
     def add(self, *views: View) -> None:
         """Add views."""
         self._views += views
+
+    def remove(self, view: View) -> None:
+        """Forget a view."""
+        self._views.remove(view)
 
     def clear(self) -> None:
         """Forget all views."""

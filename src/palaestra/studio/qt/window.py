@@ -151,28 +151,30 @@ class StudioWindow(QMainWindow):
         studio = self.studio
 
         def is_playing() -> bool:
-            return studio.play.is_open
+            return studio.session.play.is_open
 
         self.commands.add(
-            Command("play.start", "Start a play", "Play", studio.start_play, "F5"),
-            Command("play.pause", "Pause or continue", "Play", studio.toggle_pause, "Ctrl+Space", is_playing),
-            Command("play.step", "Single step", "Play", studio.step_once, "Ctrl+.", is_playing),
-            Command("play.reset", "New episode", "Play", studio.reset_play, "Ctrl+R", is_playing),
+            Command("play.start", "Start a play", "Play", studio.session.start, "F5"),
+            Command("play.pause", "Pause or continue", "Play", studio.session.toggle_pause, "Ctrl+Space", is_playing),
+            Command("play.step", "Single step", "Play", studio.session.step_once, "Ctrl+.", is_playing),
+            Command("play.reset", "New episode", "Play", studio.session.reset, "Ctrl+R", is_playing),
             Command(
                 "play.again",
                 "Same episode again",
                 "Play",
-                lambda: studio.reset_play(same_seed=True),
+                lambda: studio.session.reset(same_seed=True),
                 "Ctrl+Shift+R",
                 is_playing,
             ),
-            Command("play.faster", "Faster", "Play", lambda: studio.change_speed(1), "Ctrl+Up", is_playing),
-            Command("play.slower", "Slower", "Play", lambda: studio.change_speed(-1), "Ctrl+Down", is_playing),
-            Command("play.hand_over", "Take over, or give back", "Play", studio.hand_over, "Ctrl+H", is_playing),
-            Command("play.end", "End the play", "Play", studio.end_play, "", is_playing),
-            Command("mode.human", "Human", "Mode", lambda: studio.set_mode("human"), "Ctrl+Alt+1"),
-            Command("mode.hybrid", "Hybrid", "Mode", lambda: studio.set_mode("hybrid"), "Ctrl+Alt+2"),
-            Command("mode.agent", "Agent", "Mode", lambda: studio.set_mode("agent"), "Ctrl+Alt+3"),
+            Command("play.faster", "Faster", "Play", lambda: studio.session.change_speed(1), "Ctrl+Up", is_playing),
+            Command("play.slower", "Slower", "Play", lambda: studio.session.change_speed(-1), "Ctrl+Down", is_playing),
+            Command(
+                "play.hand_over", "Take over, or give back", "Play", studio.session.hand_over, "Ctrl+H", is_playing
+            ),
+            Command("play.end", "End the play", "Play", studio.session.end, "", is_playing),
+            Command("mode.human", "Human", "Mode", lambda: studio.session.set_mode("human"), "Ctrl+Alt+1"),
+            Command("mode.hybrid", "Hybrid", "Mode", lambda: studio.session.set_mode("hybrid"), "Ctrl+Alt+2"),
+            Command("mode.agent", "Agent", "Mode", lambda: studio.session.set_mode("agent"), "Ctrl+Alt+3"),
             Command("view.palette", "Find a command", "View", lambda: self.palette_overlay.open(), "Ctrl+K"),
             Command("view.shortcuts", "Shortcuts", "View", lambda: self.shortcut_overlay.open(), "?"),
             Command("view.left", "Session panel", "View", lambda: self._toggle(self._left), "Ctrl+B"),
@@ -202,14 +204,14 @@ class StudioWindow(QMainWindow):
         """Something arrived that is to be seen at once."""
         self.studio.feed.drain()
         frame = self.studio.feed.take_frame()
-        if frame is not None and frame.play_id == self.studio.play.play_id:
+        if frame is not None and frame.play_id == self.studio.session.play.play_id:
             self.play_page.show_frame(frame.picture, frame.report)
 
     def _tick(self) -> None:
         self.studio.feed.drain()
         self._rotation.tick(lambda text: self.studio.notices.add("error", "A part of the window failed.", text))
         connection = {True: ("connected", "success"), False: ("not connected", "danger"), None: ("connecting", "muted")}
-        self._connection.set(*connection[self.studio.is_connected], tip=self.studio.service_name)
+        self._connection.set(*connection[self.studio.connection.is_connected], tip=self.studio.service_name)
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Keep the notices in their corner."""
