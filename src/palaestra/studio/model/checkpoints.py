@@ -101,6 +101,18 @@ class CheckpointsModel(Revised):
         """A checkpoint by its id."""
         return next((record for record in self._records if record.checkpoint_id == checkpoint_id), None)
 
+    def for_warm_start(self, runner: str, env_id: str) -> list[CheckpointRecord]:
+        """The checkpoints of a runner that were trained in an environment, newest first."""
+        return sorted(
+            (
+                record
+                for record in self._records
+                if record.agent_id.partition("/")[0] == runner and not find_mismatch(record.env_id, env_id)
+            ),
+            key=lambda record: record.created,
+            reverse=True,
+        )
+
     def __len__(self) -> int:
         return len(self._records)
 

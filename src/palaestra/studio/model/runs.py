@@ -212,6 +212,10 @@ class RunsModel(Revised):
         records.sort(key=lambda record: (key(record), record.created, record.run_id), reverse=self.is_descending)
         return records
 
+    def all(self) -> list[RunRecord]:
+        """All runs, whatever the search says."""
+        return list(self._records.values())
+
     def live(self) -> list[RunRecord]:
         """The runs that have not ended, oldest first."""
         return sorted((r for r in self._records.values() if not r.phase.has_ended), key=lambda r: r.created)

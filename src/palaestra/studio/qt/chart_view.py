@@ -282,8 +282,7 @@ class ChartBoard(View):
         self._group.toggled.connect(lambda on: self._set(grouped=on))
         self._group.setToolTip("Runs that differ in their seed only: mean and standard deviation")
         items = (self._metric, self._axis, label("smooth", "muted"), self._smoothing, self._log, self._group, None)
-        bar = frame(row(*items, spacing=8, margins=(12, 6, 12, 6)), "panel")
-        return bar
+        return frame(row(*items, spacing=8, margins=(12, 6, 12, 6)), "panel")
 
     def _set(self, **changes: object) -> None:
         self.studio.browser.charts.set_options(**changes)

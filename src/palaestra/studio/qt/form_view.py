@@ -1,0 +1,153 @@
+"""A form drawn from a schema: groups that open, a search, and the message of a field below it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QComboBox, QLineEdit, QToolButton, QWidget
+
+from palaestra.studio.model.form import GENERAL, Form, FormField
+from palaestra.studio.qt.parts import SearchField, clear_layout, column, label, restyle, row
+from palaestra.studio.qt.theme import Theme
+from palaestra.studio.qt.view import View
+from palaestra.studio.studio import Studio
+
+_DEFAULT = "(default)"
+
+
+class FieldEditor(QWidget):
+    """The title, the input and the message of one field."""
+
+    def __init__(self, field: FormField, text: str, edit: Callable[[str, str], None]) -> None:
+        super().__init__()
+        self.field, self._edit = field, edit
+        title = label(field.title)
+        tip = "\n".join(part for part in (field.path, field.description, field.range_text) if part)
+        title.setToolTip(tip)
+        unit = label(field.unit, "muted")
+        self._problem = label("", "danger", wrap=True)
+        self.input: QComboBox | QLineEdit
+        if field.kind in ("flag", "choice"):
+            self.input = self._choice_input(text)
+        else:
+            self.input = self._text_input(text)
+        self.input.setAccessibleName(field.path)
+        self.input.setToolTip(tip)
+        self.input.setFixedWidth(150)
+        head = row(title, None, self.input, unit, spacing=6)
+        self.setLayout(column(head, self._problem, spacing=2))
+        self._problem.hide()
+
+    def _choice_input(self, text: str) -> QComboBox:
+        box = QComboBox()
+        default = self.field.format(self.field.default)
+        box.addItem(f"{default} {_DEFAULT}".strip() if default else _DEFAULT, "")
+        for choice in self.field.choices:
+            box.addItem(self.field.format(choice), self.field.format(choice))
+        box.setCurrentIndex(max(0, box.findData(text)))
+        box.activated.connect(lambda _: self._edit(self.field.path, str(box.currentData())))
+        # The wheel scrolls the form; it must not change a value on the way.
+        box.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        box.wheelEvent = lambda event: event.ignore()  # type: ignore[method-assign]
+        return box
+
+    def _text_input(self, text: str) -> QLineEdit:
+        line = QLineEdit(text)
+        default = self.field.format(self.field.default)
+        line.setPlaceholderText("required" if self.field.is_required else default or "none")
+        line.textEdited.connect(lambda new: self._edit(self.field.path, new))
+        return line
+
+    def show_state(self, text: str, problem: str) -> None:
+        """Show a text that was not typed here, and the message of the field."""
+        if isinstance(self.input, QLineEdit):
+            if not self.input.hasFocus() and self.input.text() != text:
+                self.input.setText(text)
+            if self.input.property("invalid") != bool(problem):
+                self.input.setProperty("invalid", bool(problem))
+                restyle(self.input)
+        else:
+            index = max(0, self.input.findData(text))
+            if self.input.currentIndex() != index:
+                self.input.setCurrentIndex(index)
+        self._problem.setText(problem)
+        self._problem.setVisible(bool(problem))
+
+
+class FormView(View):
+    """A form. `get_form` may return another form later, as for another runner."""
+
+    def __init__(
+        self,
+        studio: Studio,
+        theme: Theme,
+        models: list,  # type: ignore[type-arg]
+        get_form: Callable[[], Form],
+        edit: Callable[[str, str], None],
+        *,
+        searchable: bool = True,
+    ) -> None:
+        super().__init__(studio, theme, models)
+        self._get_form, self._edit = get_form, edit
+        self._search = SearchField(theme, "Search settings")
+        self._search.textChanged.connect(lambda _: self._rebuild())
+        self._search.setVisible(searchable)
+        self._body = column(spacing=6)
+        self._editors: dict[str, FieldEditor] = {}
+        self._built: tuple[object, ...] = ()
+        self._open_groups: set[str] = {GENERAL, "algorithm"}
+        self.setLayout(column(self._search, self._body, spacing=8))
+
+    def refresh(self) -> None:
+        """Show the form."""
+        form = self._get_form()
+        fields = tuple(form.fields)
+        if self._built != (id(form), fields):
+            self._built = (id(form), fields)
+            self._rebuild()
+        for path, editor in self._editors.items():
+            editor.show_state(form.text(path), form.problem(path))
+
+    def editor(self, path: str) -> FieldEditor:
+        """The editor of a field."""
+        return self._editors[path]
+
+    def _rebuild(self) -> None:
+        form = self._get_form()
+        clear_layout(self._body)
+        self._editors = {}
+        search = self._search.text()
+        groups = form.groups(search)
+        self._search.setVisible(len(form.fields) > 8)
+        for name, fields in groups.items():
+            self._add_group(form, name, fields, is_open=bool(search) or name in self._open_groups or len(groups) == 1)
+
+    def _add_group(self, form: Form, name: str, fields: list[FormField], *, is_open: bool) -> None:
+        holder = QWidget()
+        body = column(spacing=6, margins=(4, 0, 0, 6))
+        for field in fields:
+            editor = FieldEditor(field, form.text(field.path), self._edit)
+            editor.show_state(form.text(field.path), form.problem(field.path))
+            self._editors[field.path] = editor
+            body.addWidget(editor)
+        holder.setLayout(body)
+        changed = sum(bool(form.text(field.path)) for field in fields)
+        head = QToolButton()
+        head.setText(f"{name} · {changed} changed" if changed else name)
+        head.setCheckable(True)
+        head.setChecked(is_open)
+        head.setArrowType(Qt.ArrowType.DownArrow if is_open else Qt.ArrowType.RightArrow)
+        head.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)
+        head.setAccessibleName(f"Group {name}")
+        holder.setVisible(is_open)
+
+        def toggle(on: bool) -> None:
+            holder.setVisible(on)
+            head.setArrowType(Qt.ArrowType.DownArrow if on else Qt.ArrowType.RightArrow)
+            (self._open_groups.add if on else self._open_groups.discard)(name)
+
+        head.toggled.connect(toggle)
+        if name != GENERAL or len(form.groups()) > 1:
+            self._body.addWidget(head)
+        self._body.addWidget(holder)
