@@ -21,9 +21,9 @@ from palaestra.studio.qt.parts import (
     push_button,
     row,
 )
-from palaestra.studio.qt.render_view import RenderView
 from palaestra.studio.qt.theme import Theme
 from palaestra.studio.qt.view import View
+from palaestra.studio.qt.views.render_view import RenderView
 from palaestra.studio.studio import Studio
 
 _COLUMNS = ("step", "actor", "action", "reward", "return", "policy")

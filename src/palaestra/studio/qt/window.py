@@ -21,11 +21,11 @@ from PySide6.QtWidgets import (
 
 from palaestra.studio.model.commands import Command, Commands
 from palaestra.studio.qt.bridge import Bridge
+from palaestra.studio.qt.docks.session_dock import SessionDock
 from palaestra.studio.qt.icons import icon
 from palaestra.studio.qt.overlays import CommandPalette, NoticeList, ShortcutOverlay
+from palaestra.studio.qt.pages.play_page import PlayPage
 from palaestra.studio.qt.parts import Badge, icon_button, label
-from palaestra.studio.qt.play_page import PlayPage
-from palaestra.studio.qt.session_dock import SessionDock
 from palaestra.studio.qt.theme import DARK, LIGHT, Theme, apply_theme
 from palaestra.studio.qt.view import Rotation, View
 from palaestra.studio.studio import Studio

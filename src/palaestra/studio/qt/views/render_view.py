@@ -22,8 +22,8 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from palaestra.runs.play.state import CellGrid
-from palaestra.studio.qt.cell_painter import paint_cells
 from palaestra.studio.qt.theme import Theme
+from palaestra.studio.qt.views.cell_painter import paint_cells
 
 # Qt's codes for keys and the names that the DOM and our controls use.
 _KEY_NAMES = {

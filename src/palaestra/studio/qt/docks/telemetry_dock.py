@@ -22,7 +22,6 @@ from PySide6.QtWidgets import (
 
 from palaestra.runs.record import RunRecord
 from palaestra.studio.model.runs import TONES, progress, status_text
-from palaestra.studio.qt.chart_view import ChartBoard
 from palaestra.studio.qt.parts import (
     Badge,
     ConfirmButton,
@@ -38,6 +37,7 @@ from palaestra.studio.qt.parts import (
 )
 from palaestra.studio.qt.theme import Theme, monospace_font
 from palaestra.studio.qt.view import Rotation, View
+from palaestra.studio.qt.views.chart_view import ChartBoard
 from palaestra.studio.studio import Studio
 
 _MAX_BLOCKS = 5000

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QCheckBox, QComboBox, QInputDialog, QLineEdit, QMenu, QPlainTextEdit, QSpinBox, QWidget
 
 from palaestra.runs.runner import Finding, RunnerCapabilities
-from palaestra.studio.qt.form_view import FormView
 from palaestra.studio.qt.icons import icon
 from palaestra.studio.qt.parts import Badge, clear_layout, column, frame, label, line, push_button, row
 from palaestra.studio.qt.theme import Theme, monospace_font
 from palaestra.studio.qt.view import Rotation, View
+from palaestra.studio.qt.views.form_view import FormView
 from palaestra.studio.studio import Studio
 
 _TONES = {"ready": "success", "warning": "warning", "missing": "danger"}
@@ -81,11 +83,11 @@ class TrainPanel(View):
         names = training.presets.names(training.preset_kind)
         menu.addSeparator()
         for name in names:
-            menu.addAction(name, lambda name=name: training.load_preset(name))
+            menu.addAction(name, partial(training.load_preset, name))
         remove = menu.addMenu("Delete")
         remove.setEnabled(bool(names))
         for name in names:
-            remove.addAction(name, lambda name=name: training.delete_preset(name))
+            remove.addAction(name, partial(training.delete_preset, name))
         menu.addAction("Save as …", self._ask_for_name)
         menu.popup(self.presets.mapToGlobal(self.presets.rect().bottomLeft()))
 

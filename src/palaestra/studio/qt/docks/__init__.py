@@ -1,0 +1,1 @@
+"""The docks at the sides of the window and their panels."""

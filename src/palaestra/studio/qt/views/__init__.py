@@ -1,0 +1,1 @@
+"""Views that pages and docks are made of: pictures, charts, forms, tables."""
