@@ -14,6 +14,7 @@ from palaestra.runs.play.state import PlayEnded, Report
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.studio.episode_library import EpisodeLibrary
 from palaestra.studio.feed import ServiceFeed, Subscribers
+from palaestra.studio.first_steps import FirstSteps
 from palaestra.studio.model.machine import MachineModel
 from palaestra.studio.model.notices import Notices
 from palaestra.studio.model.revision import Revised
@@ -82,6 +83,8 @@ class Studio:
         self.library = PolicyLibrary(requests, self.session)
         self.episodes = EpisodeLibrary(requests, decode)
         self.trajectories = TrajectoryBrowser(requests, decode)
+        self.first_steps = FirstSteps(requests, settings, self.session, self.browser, self.library)
+        self.ask = requests.ask
         self._last_poll = self._last_save = 0.0
         if settings.problem:
             self.notices.add("warning", settings.problem)

@@ -79,6 +79,11 @@ class EnvironmentsModel(Revised):
             self.problem = problem
             self.touch()
 
+    def edit(self, name: str, text: str) -> None:
+        """Enter a parameter."""
+        self.form.set_text(name, text)
+        self.touch()
+
     def set_seed(self, seed: int) -> None:
         """Change the seed of the next play."""
         self.seed = max(0, min(seed, 2**31 - 1))

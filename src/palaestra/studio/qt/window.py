@@ -22,18 +22,33 @@ from PySide6.QtWidgets import (
 from palaestra.studio.model.commands import Command, Commands
 from palaestra.studio.qt.bridge import Bridge
 from palaestra.studio.qt.docks.session_dock import SessionDock
+from palaestra.studio.qt.docks.telemetry_dock import TelemetryDock
+from palaestra.studio.qt.docks.train_panel import TrainPanel
+from palaestra.studio.qt.docks.trained_panel import TrainedPanel
 from palaestra.studio.qt.icons import icon
 from palaestra.studio.qt.overlays import CommandPalette, NoticeList, ShortcutOverlay
+from palaestra.studio.qt.pages.episodes_page import EpisodesPage
 from palaestra.studio.qt.pages.play_page import PlayPage
+from palaestra.studio.qt.pages.runs_page import RunsPage
+from palaestra.studio.qt.pages.trajectories_page import TrajectoriesPage
+from palaestra.studio.qt.pages.welcome_page import WelcomePage
 from palaestra.studio.qt.parts import Badge, icon_button, label
 from palaestra.studio.qt.theme import DARK, LIGHT, Theme, apply_theme
 from palaestra.studio.qt.view import Rotation, View
+from palaestra.studio.qt.views.form_view import FormView
+from palaestra.studio.qt.views.gauges import MachineGauges
+from palaestra.studio.qt.views.video_view import VideoView
 from palaestra.studio.studio import Studio
 
 TICK_MS = 25
 """One view is refreshed per tick, so that a window with four plots draws each ten times a second."""
 _SIZE = QSize(1440, 900)
-_PAGES = (("play", "Play", "gamepad"),)
+_PAGES = (
+    ("play", "Play", "gamepad"),
+    ("runs", "Runs", "chart"),
+    ("episodes", "Episodes", "film"),
+    ("trajectories", "Trajectories", "screen"),
+)
 
 
 class StudioWindow(QMainWindow):
@@ -60,23 +75,47 @@ class StudioWindow(QMainWindow):
 
     def _build(self) -> None:
         """Build everything in the current theme."""
-        studio, theme = self.studio, self.theme
-        self._rotation.clear()
+        studio, theme, rotation = self.studio, self.theme, self._rotation
+        rotation.clear()
         self.play_page = PlayPage(studio, theme)
-        self.pages: dict[str, View] = {"play": self.play_page}
+        self.pages: dict[str, View] = {
+            "welcome": WelcomePage(studio, theme),
+            "play": self.play_page,
+            "runs": RunsPage(studio, theme, rotation),
+            "episodes": EpisodesPage(studio, theme, rotation),
+            "trajectories": TrajectoriesPage(studio, theme, rotation),
+        }
         self._stack = QStackedWidget()
         for page in self.pages.values():
             self._stack.addWidget(page)
         self.setCentralWidget(self._stack)
-        self.session_dock = SessionDock(studio, theme, QWidget(), QWidget(), QWidget())
-        self._left = self._add_dock("session", "Session", self.session_dock, Qt.DockWidgetArea.LeftDockWidgetArea)
+        self._build_docks()
         self.notice_list = NoticeList(studio, theme, self)
-        self._rotation.add(self.notice_list, self.session_dock, *self.pages.values())
-        self._rotation.add(self.play_page.bar, self.play_page.controls, self.play_page.steps)
+        rotation.add(self.notice_list, *self.pages.values())
+        rotation.add(self.play_page.bar, self.play_page.controls, self.play_page.steps)
         self._build_bar()
         self.palette_overlay = CommandPalette(self.commands, theme, self)
         self.shortcut_overlay = ShortcutOverlay(self.commands, theme, self)
-        self.show_page(studio.settings.get("page", "play"))
+        first = "welcome" if studio.first_steps.is_needed else "play"
+        self.show_page(studio.settings.get("page", first))
+
+    def _build_docks(self) -> None:
+        studio, theme, rotation = self.studio, self.theme, self._rotation
+        self.train_panel = TrainPanel(studio, theme, rotation)
+        self.trained_panel = TrainedPanel(studio, theme)
+        self.parameters = FormView(
+            studio,
+            theme,
+            [studio.session.environments],
+            lambda: studio.session.environments.form,
+            studio.session.environments.edit,
+        )
+        self.session_dock = SessionDock(studio, theme, self.parameters, self.train_panel, self.trained_panel)
+        self.telemetry_dock = TelemetryDock(studio, theme, rotation, {"Clips": VideoView(studio, theme)})
+        self._left = self._add_dock("session", "Session", self.session_dock, Qt.DockWidgetArea.LeftDockWidgetArea)
+        self._right = self._add_dock("run", "Run", self.telemetry_dock, Qt.DockWidgetArea.RightDockWidgetArea)
+        self._right.hide()
+        rotation.add(self.session_dock, self.train_panel, self.trained_panel, self.parameters)
 
     def _build_bar(self) -> None:
         bar = QToolBar("Pages")
@@ -102,10 +141,14 @@ class StudioWindow(QMainWindow):
         gap = QWidget()
         gap.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Preferred)
         bar.addWidget(gap)
+        self.gauges = MachineGauges(self.studio, self.theme)
+        self._rotation.add(self.gauges)
+        bar.addWidget(self.gauges)
         self._connection = Badge(self.theme)
         bar.addWidget(self._connection)
         for icon_name, name in (
             ("panel-left", "view.left"),
+            ("panel-right", "view.right"),
             ("search", "view.palette"),
             ("sun" if self.theme is DARK else "moon", "view.theme"),
             ("keyboard", "view.shortcuts"),
@@ -140,7 +183,7 @@ class StudioWindow(QMainWindow):
         application = QApplication.instance()
         assert isinstance(application, QApplication)
         apply_theme(application, self.theme)
-        for part in (self._bar, self._left, self.notice_list, self.palette_overlay, self.shortcut_overlay):
+        for part in (self._bar, self._left, self._right, self.notice_list, self.palette_overlay, self.shortcut_overlay):
             part.setParent(None)
             part.deleteLater()
         self._build()
@@ -178,6 +221,12 @@ class StudioWindow(QMainWindow):
             Command("view.palette", "Find a command", "View", lambda: self.palette_overlay.open(), "Ctrl+K"),
             Command("view.shortcuts", "Shortcuts", "View", lambda: self.shortcut_overlay.open(), "?"),
             Command("view.left", "Session panel", "View", lambda: self._toggle(self._left), "Ctrl+B"),
+            Command("view.right", "Run panel", "View", lambda: self._toggle(self._right), "Ctrl+J"),
+            Command("page.play", "Play", "Page", lambda: self.show_page("play"), "Ctrl+1"),
+            Command("page.runs", "Runs", "Page", lambda: self.show_page("runs"), "Ctrl+2"),
+            Command("page.episodes", "Episodes", "Page", lambda: self.show_page("episodes"), "Ctrl+3"),
+            Command("page.trajectories", "Trajectories", "Page", lambda: self.show_page("trajectories"), "Ctrl+4"),
+            Command("page.welcome", "First steps", "Page", lambda: self.show_page("welcome")),
             Command("view.steps", "Table of steps", "View", lambda: self.play_page.toggle_steps(), "Ctrl+T"),
             Command("view.grid", "Cells or picture", "View", lambda: self.play_page.toggle_grid(), "Ctrl+G"),
             Command("view.theme", "Dark or light", "View", self.change_theme, ""),
@@ -209,6 +258,7 @@ class StudioWindow(QMainWindow):
 
     def _tick(self) -> None:
         self.studio.feed.drain()
+        self.studio.poll()
         self._rotation.tick(lambda text: self.studio.notices.add("error", "A part of the window failed.", text))
         connection = {True: ("connected", "success"), False: ("not connected", "danger"), None: ("connecting", "muted")}
         self._connection.set(*connection[self.studio.connection.is_connected], tip=self.studio.service_name)

@@ -1,0 +1,66 @@
+"""The first page: from nothing to a trained, playing CartPole in a few clicks."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QFrame
+
+from palaestra.runs.phase import Phase
+from palaestra.studio.qt.parts import Badge, column, frame, label, push_button, row
+from palaestra.studio.qt.theme import Theme
+from palaestra.studio.qt.view import View
+from palaestra.studio.studio import Studio
+
+
+class WelcomePage(View):
+    """Three steps: play it yourself, train an agent, watch it."""
+
+    def __init__(self, studio: Studio, theme: Theme) -> None:
+        steps = studio.first_steps
+        super().__init__(studio, theme, [steps, studio.browser.runs])
+        title = label("Welcome to Palaestra", "number")
+        text = label(
+            "Play an environment yourself, train an agent in it, and watch the agent play. "
+            "Everything below takes less than two minutes.",
+            "muted",
+            wrap=True,
+        )
+        text.setMaximumWidth(560)
+        self._cards = [
+            self._card("1", "Play CartPole yourself", "Keep the pole upright with the arrow keys.", "Play", steps.play),
+            self._card("2", "Train an agent", "PPO learns it in about ten seconds on one core.", "Train", steps.train),
+            self._card("3", "Watch it play", "Load the trained policy into the play.", "Watch", steps.watch),
+        ]
+        cards = column(*(card for card, _, _ in self._cards), spacing=12)
+        skip = push_button("Skip", steps.dismiss, role="link")
+        inner = column(title, text, 12, cards, 8, row(skip, None), spacing=8)
+        self.setLayout(column(None, row(None, inner, None), None, margins=(40, 20, 40, 20)))
+
+    def _card(self, number: str, title: str, text: str, action: str, perform: object) -> tuple[QFrame, Badge, object]:
+        badge = Badge(self.theme, "to do", "muted")
+        button = push_button(action, perform, role="primary")
+        count = label(number, "number")
+        count.setMinimumWidth(28)
+        count.setAlignment(Qt.AlignmentFlag.AlignTop)
+        body = column(label(title, "heading"), label(text, "muted"), spacing=3)
+        card = frame(row(count, body, None, badge, button, spacing=14, margins=(16, 14, 16, 14)), "card")
+        card.setMinimumWidth(560)
+        return card, badge, button
+
+    def refresh(self) -> None:
+        """Show which steps are done."""
+        steps = self.studio.first_steps
+        run = steps.run
+        states = [
+            ("done", "success") if steps.has_played else ("to do", "muted"),
+            ("to do", "muted"),
+            ("done", "success") if steps.has_watched else ("to do", "muted"),
+        ]
+        if run is not None:
+            done = run.phase is Phase.SUCCEEDED
+            share = f"{100 * run.env_step / run.total_steps:.0f} %" if run.total_steps else run.phase.value
+            states[1] = ("done", "success") if done else (run.phase.value if run.phase.has_ended else share, "info")
+        for (_, badge, _), (text, tone) in zip(self._cards, states, strict=True):
+            badge.set(text, tone)
+        self._cards[1][2].setEnabled(run is None or run.phase.has_ended)
+        self._cards[2][2].setEnabled(steps.can_watch)
