@@ -93,6 +93,7 @@ COMMANDS: Mapping[str, str | Group] = {
         "Train and inspect the built-in vision-language model.",
         {"make": "palaestra.cli.tiny_vlm:make", "info": "palaestra.cli.tiny_vlm:info"},
     ),
+    "studio": "palaestra.cli.studio:studio",
     "serve": "palaestra.cli.services:serve",
     "gateway": "palaestra.cli.services:gateway",
     "doctor": "palaestra.cli.services:doctor",

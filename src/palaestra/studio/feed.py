@@ -127,6 +127,12 @@ class ServiceFeed:
         self._ending: list[Stream] = []
         self._play: PlayConnection | None = None
         self._is_closed = False
+        self._pending = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is waiting for its answer and nothing waits to be drained."""
+        return self._pending == 0 and not self._calls
 
     # ------------------------------------------------------------------ requests
 
@@ -145,8 +151,10 @@ class ServiceFeed:
         if self._is_closed:
             return
         number = self._numbers[key] = self._numbers.get(key, 0) + 1
+        self._pending += 1
 
         def answer(call: Callable[[Any], None], result: object) -> None:
+            self._pending -= 1
             if not key or self._numbers[key] == number:
                 call(result)
 

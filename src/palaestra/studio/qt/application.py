@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import os
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QEventLoop, Qt
 from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtWidgets import QApplication
 
+from palaestra.errors import ConfigError
 from palaestra.runs.client.client import TrainerService
 from palaestra.studio.model.settings import Settings, settings_file
 from palaestra.studio.qt.bridge import Bridge
 from palaestra.studio.qt.theme import apply_theme, check_fonts, choose_theme
 from palaestra.studio.qt.window import StudioWindow
 from palaestra.studio.studio import Studio
+
+_SETTLE_TIMEOUT_S = 30.0
 
 
 def create_application() -> QApplication:
@@ -43,19 +47,37 @@ def create_window(service: TrainerService, settings: Settings, theme_name: str |
     return window
 
 
-def run_studio(service: TrainerService) -> int:
+def run_studio(service: TrainerService, page: str = "", theme_name: str = "") -> int:
     """Show the window until it is closed; returns the exit code."""
     application = create_application()
-    window = create_window(service, Settings(settings_file()))
+    settings = Settings(settings_file())
+    window = create_window(service, settings, theme_name or None)
+    if page:
+        window.show_page(page)
     window.show()
     return application.exec()
 
 
-def has_display() -> bool:
-    """Whether a window can be shown."""
-    return bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY") or os.environ.get("QT_QPA_PLATFORM"))
+def take_screenshot(service: TrainerService, path: Path, page: str, theme_name: str) -> None:
+    """Draw a page once it has settled, and save it. `ConfigError` if there is no such page or it cannot be saved."""
+    window = create_window(service, Settings(None), theme_name)
+    try:
+        window.open_page(page)
+        window.show()
+        wait_until(window.is_settled, _SETTLE_TIMEOUT_S)
+        if not window.grab().save(str(path)):
+            raise ConfigError("--screenshot", str(path), "cannot be written", "Is the directory there?")
+    finally:
+        window.close()
 
 
-def save_picture(window: StudioWindow, path: Path) -> None:
-    """Save what the window shows."""
-    window.grab().save(str(path))
+def wait_until(is_done: Callable[[], bool], timeout_s: float) -> bool:
+    """Let the window live until something is done; whether it was done in time."""
+    loop = QEventLoop()
+    deadline = time.monotonic() + timeout_s
+    while not is_done():
+        if time.monotonic() > deadline:
+            return False
+        loop.processEvents(QEventLoop.ProcessEventsFlag.AllEvents, 20)
+        time.sleep(0.005)
+    return True

@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from palaestra.errors import ConfigError
 from palaestra.studio.model.commands import Command, Commands
 from palaestra.studio.qt.bridge import Bridge
 from palaestra.studio.qt.docks.session_dock import SessionDock
@@ -40,6 +41,7 @@ from palaestra.studio.qt.views.gauges import MachineGauges
 from palaestra.studio.qt.views.video_view import VideoView
 from palaestra.studio.studio import Studio
 
+_SETTLED_S, _SETTLED_STEPS = 0.8, 30
 TICK_MS = 25
 """One view is refreshed per tick, so that a window with four plots draws each ten times a second."""
 _SIZE = QSize(1440, 900)
@@ -62,6 +64,8 @@ class StudioWindow(QMainWindow):
         self.resize(_SIZE)
         self.commands = Commands()
         self._rotation = Rotation()
+        self._opener: Callable[[], None] | None = None
+        self._busy_at = time.monotonic()
         self._add_commands()
         self._build()
         self._restore_layout()
@@ -175,6 +179,61 @@ class StudioWindow(QMainWindow):
         self.studio.settings.set("page", name)
         for button in self._page_buttons.buttons():
             button.setChecked(button.property("page") == name)
+
+    def open_page(self, name: str) -> None:
+        """Show a page as a user would after a few clicks: a play that runs, a run that is selected."""
+        openers: dict[str, Callable[[], None]] = {
+            "welcome": lambda: None,
+            "play": self.studio.session.start,
+            "runs": self._show_newest_runs,
+            "compare": lambda: self._show_newest_runs(compare=True),
+            "episodes": self._show_newest_episode,
+            "trajectories": self._show_newest_runs,
+            "train": lambda: self._show_agent("train"),
+            "trained": lambda: self._show_agent("trained"),
+            "shortcuts": lambda: self.shortcut_overlay.open(),
+            "commands": lambda: self.palette_overlay.open(),
+        }
+        if name not in openers:
+            raise ConfigError("page", name, "is no page", f"There are {', '.join(openers)}")
+        self.show_page(name if name in self.pages else "runs" if name == "compare" else "play")
+        self._opener = openers[name]
+
+    def is_settled(self) -> bool:
+        """Whether everything that a page shows has arrived and is drawn."""
+        now = time.monotonic()
+        studio = self.studio
+        if studio.connection.is_connected is None or not studio.browser.runs.is_loaded:
+            return False
+        if self._opener is not None:
+            opener, self._opener = self._opener, None
+            opener()
+            self._busy_at = now
+        play = studio.session.play
+        is_waiting = play.is_starting or (play.is_open and len(play.steps) < _SETTLED_STEPS)
+        if is_waiting and not (play.state is not None and play.state.waiting):
+            self._busy_at = now
+        if not studio.feed.is_idle:
+            self._busy_at = now
+        return now - self._busy_at > _SETTLED_S
+
+    def _show_newest_runs(self, *, compare: bool = False) -> None:
+        runs = self.studio.browser.runs.visible()
+        if runs:
+            self.studio.browser.show(runs[0].run_id)
+            self._right.show()
+        if compare:
+            self.studio.browser.choose([record.run_id for record in runs[:4]])
+
+    def _show_newest_episode(self) -> None:
+        records = self.studio.episodes.episodes.visible()
+        if records:
+            self.studio.episodes.open(records[0])
+
+    def _show_agent(self, purpose: str) -> None:
+        self.studio.session.set_mode("agent")
+        self.session_dock.show_purpose(purpose)
+        self._show_newest_runs()
 
     def change_theme(self) -> None:
         """Change between dark and light."""

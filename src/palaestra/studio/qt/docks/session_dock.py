@@ -28,7 +28,7 @@ class SessionDock(View):
         self.mode.chosen.connect(lambda mode: studio.session.set_mode(mode))
         self._hint = label("", "muted", wrap=True)
         self.purpose = Segments([("train", "Train new"), ("trained", "Use trained")], accessible="What the agent does")
-        self.purpose.chosen.connect(self._show_purpose)
+        self.purpose.chosen.connect(self.show_purpose)
         self._train, self._trained = train, trained
         self._agent_parts = (self.purpose, train, trained)
         content = column(
@@ -75,9 +75,11 @@ class SessionDock(View):
             "agent": "A policy acts.",
         }
         self._hint.setText(hints[self.studio.session.mode])
-        self._show_purpose(self.purpose.value())
+        self.show_purpose(self.purpose.value())
 
-    def _show_purpose(self, purpose: str) -> None:
+    def show_purpose(self, purpose: str) -> None:
+        """Show what an agent does: `train` or `trained`."""
+        self.purpose.choose(purpose)
         has_agent = self.studio.session.mode != "human"
         self.studio.settings.set("purpose", purpose)
         self.purpose.setVisible(has_agent)

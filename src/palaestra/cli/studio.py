@@ -1,0 +1,100 @@
+"""`palaestra studio`: the desktop window, on this machine's service or on another one."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from palaestra.errors import ConfigError
+
+if TYPE_CHECKING:
+    from palaestra.runs.client.client import TrainerService
+
+_LIBRARIES = "apt-get install libegl1 libgl1 libxkbcommon0 libfontconfig1 libdbus-1-3 fonts-dejavu-core"
+_TOKEN_VARIABLE = "PALAESTRA_TOKEN"
+
+
+def studio(
+    connect: Annotated[
+        str | None, typer.Option(metavar="URL", help="Run service of another machine, such as http://host:8710.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with the token of that service.")
+    ] = None,
+    screenshot: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw one page into a PNG file and exit.")
+    ] = None,
+    page: Annotated[str, typer.Option(metavar="NAME", help="Page to show, such as play, runs or episodes.")] = "",
+    theme: Annotated[str, typer.Option(metavar="NAME", help="dark, light or system.")] = "",
+) -> None:
+    """Open the studio: play, train, use trained policies, and look at runs.
+
+    Starts the run service if there is none. Closing the window stops no run.
+    """
+    if theme not in ("", "dark", "light", "system"):
+        raise ConfigError("--theme", theme, "is no theme", "Use dark, light or system")
+    if screenshot is not None and screenshot.suffix.lower() != ".png":
+        raise ConfigError("--screenshot", str(screenshot), "is not a PNG file", "Name it studio.png")
+    _check_packages()
+    _check_display(screenshot is not None)
+    service = _find_service(connect, token_file)
+    try:
+        from palaestra.studio.qt import application
+    except ImportError as error:
+        # PySide6 is there, and a library of the system is not.
+        raise ConfigError("PySide6", str(error), "cannot be loaded", _LIBRARIES) from None
+    if screenshot is not None:
+        application.take_screenshot(service, screenshot, page or "play", theme or "dark")
+        return
+    raise typer.Exit(application.run_studio(service, page, theme))
+
+
+def _check_packages() -> None:
+    missing = [name for name in ("PySide6", "pyqtgraph", "websockets") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError("studio", ", ".join(missing), "is not installed", "pip install 'palaestra[studio]'")
+
+
+def _check_display(is_screenshot: bool) -> None:
+    if os.environ.get("QT_QPA_PLATFORM") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"):
+        return
+    if is_screenshot:
+        os.environ["QT_QPA_PLATFORM"] = "offscreen"
+        return
+    remedy = (
+        "Run it where there is one: palaestra studio --connect http://THIS-MACHINE:PORT (docs/studio.md). "
+        "For pictures without a display use --screenshot FILE; for tests QT_QPA_PLATFORM=offscreen"
+    )
+    raise ConfigError("DISPLAY", "", "there is no display here", remedy)
+
+
+def _find_service(connect: str | None, token_file: Path | None) -> TrainerService:
+    from palaestra.runs.client.client import TrainerService
+
+    if connect is None:
+        if token_file is not None:
+            raise ConfigError("--token-file", str(token_file), "needs --connect", "Leave it out on this machine")
+        service = TrainerService()
+        service.request("GET", "/health")
+        return service
+    service = TrainerService(url=connect, token=_read_token(token_file))
+    # The first request shows a wrong address or token at once.
+    service.request("GET", "/runners")
+    return service
+
+
+def _read_token(token_file: Path | None) -> str:
+    if token_file is None:
+        token = os.environ.get(_TOKEN_VARIABLE, "")
+        if not token:
+            remedy = f"Give --token-file, or set {_TOKEN_VARIABLE}; it is in service/token of the state directory there"
+            raise ConfigError("--connect", "", "the service of another machine needs its token", remedy)
+        return token
+    try:
+        return token_file.read_text().strip()
+    except OSError as error:
+        raise ConfigError("--token-file", str(token_file), f"cannot be read ({error.strerror})") from None
