@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import time
+from collections.abc import Callable
 
 from PySide6.QtCore import QByteArray, QSize, Qt, QTimer
 from PySide6.QtGui import QCloseEvent, QKeySequence, QResizeEvent, QShortcut
