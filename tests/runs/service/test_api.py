@@ -11,8 +11,7 @@ import pytest
 
 from palaestra.files.home import Home
 from palaestra.runs.reader import RunReader
-from palaestra.runs.service.app import build_api
-from palaestra.runs.service.auth import AuthMiddleware
+from palaestra.runs.service.app import AuthMiddleware, build_api
 from palaestra.telemetry.event import TrainingStep, decode
 
 

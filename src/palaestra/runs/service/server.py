@@ -33,8 +33,7 @@ from palaestra.runs.checkpoints.import_checkpoint import detach_from_runs
 from palaestra.runs.config import ServiceConfig, service_config
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.registry import add_installed_runners, registered_runners
-from palaestra.runs.service.app import build_api
-from palaestra.runs.service.auth import AuthMiddleware
+from palaestra.runs.service.app import AuthMiddleware, build_api
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor
