@@ -94,7 +94,7 @@ TITLES = {
     "runs": "Runs",
     "streams": "Streams of a run",
     "metrics": "Metrics",
-    "keeping": "Archiving and deleting",
+    "archive": "Archiving and deleting",
     "checkpoints": "Checkpoints",
     "runners": "Runners",
     "play": "Plays",

@@ -134,22 +134,22 @@ def choose_python(spec: RunSpec, checkout: Path | None = None) -> Interpreter:
     return Interpreter(sys.executable, "the run service's own")
 
 
-def _find_interpreter(given: str, invoked_from: Path) -> str:
-    if not given.strip():
+def _find_interpreter(python: str, invoked_from: Path) -> str:
+    if not python.strip():
         remedy = "Leave it out, or give an interpreter or a virtualenv"
-        raise ConfigError("python", given, "names no interpreter", remedy)
-    path = Path(given).expanduser()
+        raise ConfigError("python", python, "names no interpreter", remedy)
+    path = Path(python).expanduser()
     if path.parent == Path(".") and not (invoked_from / path).exists():
-        program = shutil.which(given)
+        program = shutil.which(python)
         if program is None:
-            raise ConfigError("python", given, "no such program", "Give the path of an interpreter or a virtualenv")
+            raise ConfigError("python", python, "no such program", "Give the path of an interpreter or a virtualenv")
         return program
     # Not resolved: the location of the link, not its target, identifies a virtual environment.
     path = Path(os.path.normpath(invoked_from / path))
     if path.is_dir():
         path = path / "bin" / "python"
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise ConfigError("python", given, f"{path} is not a program", "Give an interpreter or a virtualenv directory")
+        raise ConfigError("python", python, f"{path} is not a program", "Give an interpreter or a virtualenv directory")
     return str(path)
 
 

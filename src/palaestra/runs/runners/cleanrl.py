@@ -229,11 +229,11 @@ def _parse_request(spec: RunSpec, machine: Machine) -> _Request:
 def _find_checkout(spec: RunSpec, environment: Mapping[str, str]) -> Path:
     """The checkout of the configuration, else of the request, else of the environment."""
     requested = spec.config.get("checkout") or spec.checkout
-    given = requested or environment.get(CHECKOUT)
-    if not isinstance(given, str):
+    directory = requested or environment.get(CHECKOUT)
+    if not isinstance(directory, str):
         reason = f"no CleanRL checkout: the request names none, and {CHECKOUT} is not set in the run service"
         raise ConfigError("script", spec.script, reason, CLONE)
-    checkout = (spec.invoked_from / Path(given).expanduser()).resolve()
+    checkout = (spec.invoked_from / Path(directory).expanduser()).resolve()
     if not (checkout / "cleanrl").is_dir():
         source = "" if requested else f" ({CHECKOUT} in the environment of the run service)"
         raise ConfigError("script", str(checkout), f"is not a CleanRL checkout{source}", CLONE)

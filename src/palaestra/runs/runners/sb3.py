@@ -5,6 +5,7 @@ It runs `programs/sb3_program.py`. Arguments of an algorithm are checked against
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -92,23 +93,15 @@ class Sb3Runner:
         probed = _run_probe(spec, address, interpreter, machine)
         assert spec.env_id is not None
         data = config.model_dump(exclude={"total_timesteps"})
-        argv = [
-            interpreter.path,
-            str(PROGRAM),
-            address,
-            "--env",
-            spec.env_id,
-            "--seed",
-            str(spec.seed or 0),
-            "--total-timesteps",
-            str(config.total_timesteps),
-            "--config",
-            json.dumps(data, sort_keys=True),
-            "--out",
-            str(paths.attempt_dir / "checkpoints"),
-            "--device",
-            "cuda" if spec.gpus else "cpu",
-        ]
+        flags = {
+            "--env": spec.env_id,
+            "--seed": str(spec.seed or 0),
+            "--total-timesteps": str(config.total_timesteps),
+            "--config": json.dumps(data, sort_keys=True),
+            "--out": str(paths.attempt_dir / "checkpoints"),
+            "--device": "cuda" if spec.gpus else "cpu",
+        }
+        argv = [interpreter.path, str(PROGRAM), address, *itertools.chain.from_iterable(flags.items())]
         if paths.resume_from is not None:
             argv += ["--resume", paths.resume_from]
         elif spec.warm_start is not None:
