@@ -167,11 +167,28 @@ def test_eval_refuses_a_seed_that_is_none(palaestra, config, seed):
     assert (result.code, "--seed" in result.err) == (2, True), result
 
 
-def test_a_place_where_no_run_can_be_written_is_refused(palaestra, config, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "words", [["runs", "list"], ["runs", "start", "--runner", "echo"], ["checkpoints", "list"], ["gateway"], ["train"]]
+)
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_palaestra_home_that_is_a_file_is_refused_with_a_remedy(
+    palaestra, config, tmp_path, monkeypatch, words, place
+):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "file"))
-    result = palaestra("train", config)
-    assert (result.code, "Set PALAESTRA_HOME elsewhere" in result.err) == (2, True), result
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / place))
+    result = palaestra(*words, *([config] if words == ["train"] else []))
+    message = (
+        f"error: state directory = '{tmp_path / place}/var/training': {tmp_path / 'file'} is not a directory. "
+        "Set PALAESTRA_HOME to a directory.\n"
+    )
+    assert result == (2, "", message)
+
+
+def test_a_state_directory_that_is_a_file_is_refused_with_a_remedy(palaestra, tmp_path):
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var" / "training").touch()
+    result = palaestra("runs", "list")
+    assert (result.code, "training is not a directory. Set PALAESTRA_HOME" in result.err) == (2, True), result
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def _read_settings(config: Path | None, settings: list[str] | None) -> dict[str,
 
 def _create_token(name: str) -> Path:
     """A token file; an existing one is kept, so that clients keep working after a restart."""
-    path = Path(os.environ.get("PALAESTRA_HOME") or Path.cwd()) / "var" / name
+    path = Home.default().base / "var" / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
