@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-from palaestra.config import closest_names
+from palaestra.config import closest_names, suggest_name
 from palaestra.errors import InvalidAction
 from palaestra.sessions.keys import MODIFIERS, NAMED, is_known_key
 
@@ -190,8 +190,7 @@ def decode(document: Any) -> UiAction:
     given = {str(key): value for key, value in document.items() if key != "kind"}
     for key in given:
         if key not in fields:
-            close = closest_names(key, fields, count=1)
-            remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(fields) or 'none'}"
+            remedy = suggest_name(key, fields, f"Known: {', '.join(fields) or 'none'}")
             raise InvalidAction(f"{kind}.{key}", given[key], "unknown key", remedy)
     for name, field in fields.items():
         if name not in given:
