@@ -114,9 +114,10 @@ class HttpClient:
         params: Mapping[str, str] | None = None,
     ) -> HttpResponse:
         """Send a request and wait for its response; `extra_s` is added to the timeout of each attempt."""
+        options = {"data": body, "params": params, "headers": {**self._headers, **(headers or {})}}
         attempt = 0
         while True:
-            result, retry = await self._attempt(method, path, body, headers or {}, extra_s, params)
+            result, retry = await self._attempt(method, path, self.retry.attempt_s + extra_s, options)
             if isinstance(result, HttpResponse):
                 return result
             attempt += 1
@@ -125,26 +126,17 @@ class HttpClient:
             await asyncio.sleep(self.retry.pause(attempt - 1, self._rng))
 
     async def _attempt(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        extra_s: float,
-        params: Mapping[str, str] | None,
+        self, method: str, path: str, seconds: float, options: Mapping[str, Any]
     ) -> tuple[HttpResponse | Exception, str]:
         """The response; or the error and whether to retry: `always`, `maybe` (if repeatable) or `never`."""
-        seconds = self.retry.attempt_s + extra_s
         place = f"{method} {self.url}{path}"
         try:
             async with self._session().request(
                 method,
                 self.url + path,
-                data=body,
-                params=params,
-                headers={**self._headers, **headers},
                 timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_S),
                 allow_redirects=False,
+                **options,
             ) as response:
                 result = HttpResponse(response.status, response.headers, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
@@ -279,10 +271,9 @@ async def open_session(
     session_id: str | None = None,
     token: str | None = None,
     retry: RetryPolicy | None = None,
-    rng: random.Random | None = None,
 ) -> SessionClient:
     """Open a session on a session server; closing the client deletes it there."""
-    client = HttpClient(server, token=token, retry=retry, rng=rng)
+    client = HttpClient(server, token=token, retry=retry)
     try:
         body = encode_json({} if session_id is None else {"session_id": session_id})
         response = await client.request("POST", "/sessions", body, headers=_JSON)
@@ -304,10 +295,8 @@ async def open_session(
 class GatewayClient:
     """A client of a gateway; closing it releases every session that it opened."""
 
-    def __init__(
-        self, url: str, *, token: str | None = None, retry: RetryPolicy | None = None, rng: random.Random | None = None
-    ) -> None:
-        self._client = HttpClient(url, token=token, retry=retry, rng=rng)
+    def __init__(self, url: str, *, token: str | None = None, retry: RetryPolicy | None = None) -> None:
+        self._client = HttpClient(url, token=token, retry=retry)
         self._sessions: dict[str, SessionClient] = {}
         self._renewals: dict[str, asyncio.Task[None]] = {}
 
