@@ -107,15 +107,8 @@ class QueryDialectSession(SessionState):
             assignment = self._assign(request)
             screenshot = await self._screenshot()
             self._initial_report = await self._read_report()
-            spec = TaskSpec(
-                request.suite,
-                request.name,
-                request.seed,
-                dict(request.params),
-                assignment.instruction,
-                assignment.step_limit,
-                screenshot.size,
-                assignment.reward_range,
+            spec = request.resolve(
+                assignment.instruction, assignment.step_limit, screenshot.size, assignment.reward_range
             )
             self._episode, self._judge = EpisodeTracker(spec), assignment.judge
             return spec
