@@ -80,7 +80,7 @@ LADDER = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1
         ("huge.yaml", "a: 1e999", "1e999 is too large for a number at line 1, column 4"),
     ],
 )
-def test_what_nobody_wrote_as_a_configuration_is_refused_at_once(tmp_path, name, text, reason):
+def test_a_document_that_is_not_a_configuration_is_refused_at_once(tmp_path, name, text, reason):
     with pytest.raises(ConfigError, match=reason):
         read_config_file(_written(tmp_path, name, text))
 

@@ -76,7 +76,7 @@ def test_a_list_tells_what_was_missed():
 
 
 class MissedNews(RuleBasedStateMachine):
-    """A cluster that changes, and a listener who hears of it, or of nothing until the next list."""
+    """A cluster that changes, and a listener that gets its events, or nothing until the next list."""
 
     names = Bundle("names")
 
@@ -85,13 +85,13 @@ class MissedNews(RuleBasedStateMachine):
         self.cache, self.truth, self.history, self.hears = PodCache(), {}, {}, True
         self.uids = 0
 
-    def tell(self, changes):
+    def record(self, changes):
         for change in changes:
             self.history.setdefault(change.pod.uid, []).append(change)
 
     def happened(self, name):
         if self.hears:
-            self.tell(self.cache.update(self.truth[name]) if name in self.truth else self.cache.remove(name))
+            self.record(self.cache.update(self.truth[name]) if name in self.truth else self.cache.remove(name))
 
     @rule(target=names, name=st.sampled_from("abc"))
     def made(self, name):
@@ -124,7 +124,7 @@ class MissedNews(RuleBasedStateMachine):
 
     @rule()
     def lists(self):
-        self.tell(self.cache.replace(self.truth.values()))
+        self.record(self.cache.replace(self.truth.values()))
         self.hears = True
 
     @invariant()
