@@ -295,6 +295,14 @@ def test_steps_are_counted_here_and_repeated_from_memory():
     assert len(desktop.asked) == 1
 
 
+def test_a_screen_of_another_size_is_noticed_before_anything_is_clicked():
+    async def play(session):
+        with pytest.raises(SessionFailed, match="width=64"):
+            await session.reset(TASK)
+
+    _play(play, _Desktop(size=Size(64, 48)))
+
+
 def test_a_refusal_by_the_server_is_a_failed_environment():
     async def refuse(reader, writer):
         while True:
@@ -328,7 +336,7 @@ def test_the_screen_may_be_of_any_size_and_closing_gives_the_session_up_once():
         await session.close()
         return spec.screen
 
-    screen, _ = _play(play, _Desktop(size=Size(640, 480)), release=give_up)
+    screen, _ = _play(play, _Desktop(size=Size(640, 480)), screen=None, release=give_up)
     assert (screen, given_up) == (Size(640, 480), [True])
 
 

@@ -105,7 +105,7 @@ def test_every_word_of_the_dialect_is_read(query, action):
     ],
 )
 def test_what_is_written_is_read_back(action):
-    written = write_query(action, None, Size(1280, 800))
+    written = write_query(action, None, Size(1280, 800), 360)
     expected = PressKeys(("Space", "z")) if action == PressKeys((" ", "z")) else action
     assert parse_query(urlencode(written).encode()).action == expected
 

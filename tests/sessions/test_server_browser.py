@@ -76,7 +76,7 @@ def test_a_form_is_filled_in_by_the_query_dialect_alone_and_the_rows_are_reporte
         shared = SharedBrowser()
         make = lambda: AutoResetSession(BrowserSession(shared.get), request)  # noqa: E731
         async with served(make, stop=shared.stop) as url:
-            session = QueryDialectSession(url, lambda asked: task, delay_s=0.0)
+            session = QueryDialectSession(url, lambda asked: task, screen=None, delay_s=0.0)
             await session.reset(TaskRequest("simple_data_entry/rows"))
             first, last, email = form._people[row - 1]
             typed = TypeText(f"{first}\t{last}\t{email}")

@@ -63,7 +63,7 @@ class QueryAct:
     """Number of the act in its episode; None if it is missing."""
 
 
-def write_query(action: UiAction, pointer: Point | None, screen: Size) -> dict[str, str] | None:
+def write_query(action: UiAction, pointer: Point | None, screen: Size, scroll_px: int) -> dict[str, str] | None:
     """The query for an action, None if the server need not know it; `InvalidAction` if the dialect has none."""
     match action:
         case ui.Move(at):
@@ -81,8 +81,8 @@ def write_query(action: UiAction, pointer: Point | None, screen: Size) -> dict[s
         case ui.PressKeys(keys):
             return {"action_type": "keys", "keys": "+".join(_format_key(action, key) for key in keys)}
         case ui.Scroll(at, dx, dy):
-            if dx or abs(dy) != SCROLL_PX:
-                raise _not_in_dialect(action, f"only scrolls up or down by {SCROLL_PX} pixels")
+            if dx or abs(dy) != scroll_px:
+                raise _not_in_dialect(action, f"only scrolls up or down by {scroll_px} pixels")
             where = {} if at is None else _format_point(action, at, screen)
             return {"action_type": "scroll", "direction": "down" if dy > 0 else "up", **where}
         case ui.Terminate() | ui.Answer():

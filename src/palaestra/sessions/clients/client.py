@@ -271,9 +271,10 @@ async def open_session(
     session_id: str | None = None,
     token: str | None = None,
     retry: RetryPolicy | None = None,
+    rng: random.Random | None = None,
 ) -> SessionClient:
     """Open a session on a session server; closing the client deletes it there."""
-    client = HttpClient(server, token=token, retry=retry)
+    client = HttpClient(server, token=token, retry=retry, rng=rng)
     try:
         body = encode_json({} if session_id is None else {"session_id": session_id})
         response = await client.request("POST", "/sessions", body, headers=_JSON)
@@ -295,8 +296,10 @@ async def open_session(
 class GatewayClient:
     """A client of a gateway; closing it releases every session that it opened."""
 
-    def __init__(self, url: str, *, token: str | None = None, retry: RetryPolicy | None = None) -> None:
-        self._client = HttpClient(url, token=token, retry=retry)
+    def __init__(
+        self, url: str, *, token: str | None = None, retry: RetryPolicy | None = None, rng: random.Random | None = None
+    ) -> None:
+        self._client = HttpClient(url, token=token, retry=retry, rng=rng)
         self._sessions: dict[str, SessionClient] = {}
         self._renewals: dict[str, asyncio.Task[None]] = {}
 

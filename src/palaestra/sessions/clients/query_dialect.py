@@ -20,13 +20,14 @@ from typing import Any
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, Move, Point, Scroll, UiAction
 from palaestra.sessions.clients.client import HttpClient, RetryPolicy
-from palaestra.sessions.query_language import write_query
-from palaestra.sessions.screen import Screenshot
+from palaestra.sessions.query_language import SCROLL_PX, write_query
+from palaestra.sessions.screen import Screenshot, Size
 from palaestra.sessions.session import EpisodeTracker, SessionState, Step
 from palaestra.sessions.suite import parse_params
 from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 from palaestra.strict_json import read_json
 
+SCREEN = Size(1280, 800)
 ROWS_TASK = "simple_data_entry/rows"
 FIRST_ROW = 2
 """The first row of the sheet below its heading; its index on the server is 0."""
@@ -47,9 +48,9 @@ class Assignment:
     """The lowest and the highest reward of `judge`; the highest only for success."""
 
 
-def rows_entered(rows: set[int]) -> Judge:
-    """The rule of the data-entry task: each of `rows` earns its share of 1, a wrong submission costs 0.1, and the
-    reward is at least -1.
+def rows_entered(rows: set[int], *, cost_of_a_wrong_one: float = 0.1) -> Judge:
+    """The rule of the data-entry task: each of `rows` earns its share of 1, a wrong submission costs
+    `cost_of_a_wrong_one`, and the reward is at least -1.
     """
 
     def judge(detail: Mapping[str, Any]) -> TaskProgress:
@@ -58,7 +59,7 @@ def rows_entered(rows: set[int]) -> Judge:
         entered = [row for row in detail["submitted_rows"] if row in rows]
         wrong = detail["wrong_submissions"] + len(detail["submitted_rows"]) - len(set(entered))
         done = set(entered) == rows
-        reward = max(-1.0, len(set(entered)) / len(rows) - 0.1 * wrong)
+        reward = max(-1.0, len(set(entered)) / len(rows) - cost_of_a_wrong_one * wrong)
         return TaskProgress(round(reward, 6), done, done and wrong == 0, detail=detail)
 
     return judge
@@ -73,16 +74,19 @@ class QueryDialectSession(SessionState):
         assign: Callable[[TaskRequest], Assignment],
         *,
         token: str | None = None,
+        screen: Size | None = SCREEN,
         delay_s: float = 1.0,
+        scroll_px: int = SCROLL_PX,
         deadline_s: float = 30.0,
         headers: Mapping[str, str] | None = None,
         release: Callable[[], Awaitable[object]] | None = None,
         session_id: str = "",
     ) -> None:
-        """`delay_s`: seconds from an act to its screenshot.
+        """`delay_s`: seconds from an act to its screenshot. `scroll_px`: pixels of the dialect's only scroll.
 
-        `headers` are sent with every request, such as those of the session that a gateway opened. `release` is awaited
-        when the session is closed. `session_id` is the name of the session in trajectories.
+        `screen` is the required size; None accepts that of the first screenshot. `headers` are sent with every request,
+        such as those of the session that a gateway opened. `release` is awaited when the session is closed.
+        `session_id` is the name of the session in trajectories.
         """
         super().__init__()
         self.session_id = session_id
@@ -90,7 +94,8 @@ class QueryDialectSession(SessionState):
         once = RetryPolicy(attempt_s=deadline_s, attempts=1)
         self._act_client = HttpClient(url, token=token, retry=once, headers=headers)
         self._read_client = HttpClient(url, token=token, retry=RetryPolicy(attempt_s=deadline_s), headers=headers)
-        self._assign, self._delay_s, self._release = assign, delay_s, release
+        self._assign, self._expected, self._delay_s, self._scroll_px = assign, screen, delay_s, scroll_px
+        self._release = release
         self._lock = asyncio.Lock()
         self._judge: Judge | None = None
         self._initial_report: dict[str, Any] = {}
@@ -106,6 +111,9 @@ class QueryDialectSession(SessionState):
                 raise SessionRefused("cannot_reset", text, status=409)
             assignment = self._assign(request)
             screenshot = await self._screenshot()
+            if self._expected is not None and screenshot.size != self._expected:
+                text = f"the screen is {screenshot.size}, expected was {self._expected}"
+                raise SessionFailed("bad_screenshot", text)
             self._initial_report = await self._read_report()
             spec = request.resolve(
                 assignment.instruction, assignment.step_limit, screenshot.size, assignment.reward_range
@@ -120,7 +128,7 @@ class QueryDialectSession(SessionState):
             repeated = episode.find_repeated(action, step)
             if repeated is not None:
                 return repeated
-            query = write_query(action, self._pointer, episode.spec.screen)
+            query = write_query(action, self._pointer, episode.spec.screen, self._scroll_px)
             episode.begin(action)
             try:
                 screenshot = await self._screenshot() if query is None else await self._perform(query, step)
