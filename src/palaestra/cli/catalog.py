@@ -60,7 +60,7 @@ def schema(
 
     Without a section, list the sections.
     """
-    from palaestra.config import closest_names
+    from palaestra.config import suggest_name
     from palaestra.learner.registry import ALGORITHMS
     from palaestra.train.config import SECTIONS
     from palaestra.train.screen_config import SCREEN_SECTIONS
@@ -71,8 +71,7 @@ def schema(
         print("\n".join(sections))
         return
     if name not in sections:
-        close = closest_names(name, sections, count=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sections)}"
+        remedy = suggest_name(name, sections, f"Known: {', '.join(sections)}")
         raise ConfigError("schema", name, "no such section", remedy)
     print(json.dumps(sections[name].model_json_schema(), indent=2))
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from palaestra.config import closest_names
+from palaestra.config import suggest_name
 from palaestra.errors import SessionRefused
 from palaestra.sessions.screen import Size
 from palaestra.sessions.task import TaskProgress
@@ -81,8 +81,7 @@ def parse_params(given: Mapping[str, Any], **known: tuple[type, Any]) -> dict[st
     """The parameters with defaults filled in, from `name=(type, default)`; refuses unknown names and wrong types."""
     for key in given:
         if key not in known:
-            close = closest_names(key, known, count=1)
-            remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known) or 'none'}."
+            remedy = suggest_name(key, known, f"Known: {', '.join(known) or 'none'}.")
             raise SessionRefused("bad_params", f"params.{key} = {given[key]!r}: unknown. {remedy}", status=422)
     result = {}
     for key, (kind, default) in known.items():
