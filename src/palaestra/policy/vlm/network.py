@@ -187,7 +187,7 @@ class Network:
         return SimpleNamespace(pooler_output=columns[0], deepstack_features=columns[1:])
 
     def _pixels(self, pictures: Sequence[Picture]) -> Tensor:
-        return torch.cat([self.preprocessor.patches(picture).pixels for picture in pictures]).to(self.device)
+        return torch.cat([self.preprocessor.patches(picture) for picture in pictures]).to(self.device)
 
     def _grid(self, pictures: Sequence[Picture]) -> Tensor:
         step = self.preprocessor.patch

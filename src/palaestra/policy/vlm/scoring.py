@@ -8,7 +8,6 @@ logits of a whole prompt over a vocabulary of 150,000 would take gigabytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -52,40 +51,10 @@ def score(
     *,
     with_values: bool = False,
     with_entropy: bool = False,
-    batch_size: int | None = None,
 ) -> TokenLogProbs:
-    """Log-probabilities of the turns' tokens, with `batch_size` turns per forward pass."""
+    """Log-probabilities of the turns' tokens, in one batch."""
     if not turns:
         raise ValueError("no turns to score")
-    size = len(turns) if batch_size is None else batch_size
-    passes = [
-        _score_pass(network, turns[start : start + size], rules, with_values, with_entropy)
-        for start in range(0, len(turns), size)
-    ]
-    lengths = [len(one.turn.token_ids) for one in turns]
-
-    def pad(parts: list[Tensor]) -> Tensor:
-        return pad_sequence(list(torch.split(torch.cat(parts), lengths)), batch_first=True)
-
-    return TokenLogProbs(
-        log_probs=pad([part.log_probs for part in passes]),
-        mask=torch.arange(max(lengths), device=network.device) < torch.tensor(lengths, device=network.device)[:, None],
-        entropy=pad([part.entropy for part in passes if part.entropy is not None]) if with_entropy else None,
-        values=torch.cat([part.values for part in passes if part.values is not None]) if with_values else None,
-    )
-
-
-class _Pass(NamedTuple):
-    """The results of one forward pass, with the tokens of all turns concatenated."""
-
-    log_probs: Tensor
-    entropy: Tensor | None
-    values: Tensor | None
-
-
-def _score_pass(
-    network: Network, turns: Sequence[TurnInput], rules: TokenRules, with_values: bool, with_entropy: bool
-) -> _Pass:
     prompts = [_prompt_of(one) for one in turns]
     _check_turns(network, turns, prompts)
     replies = [one.turn.token_ids for one in turns]
@@ -98,7 +67,16 @@ def _score_pass(
     temperature = torch.tensor([one.temperature for one in turns], device=network.device)
     temperature = temperature.repeat_interleave(lengths).unsqueeze(-1)
     log_probs, entropies = _score_tokens(network, hidden, targets, temperature, rules, with_entropy)
-    return _Pass(log_probs, entropies, network.value(last_prompt_hidden) if with_values else None)
+
+    def pad(tokens: Tensor) -> Tensor:
+        return pad_sequence(list(torch.split(tokens, lengths.tolist())), batch_first=True)
+
+    return TokenLogProbs(
+        log_probs=pad(log_probs),
+        mask=torch.arange(int(lengths.max()), device=network.device) < lengths[:, None],
+        entropy=None if entropies is None else pad(entropies),
+        values=network.value(last_prompt_hidden) if with_values else None,
+    )
 
 
 def _prompt_of(one: TurnInput) -> Prompt:
