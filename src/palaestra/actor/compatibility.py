@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.env.spaces import allocate_row, flat_observation_space
+from palaestra.env.spaces import ObservationLayout, allocate_row
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.experience.buffer import RolloutBuffer
@@ -70,7 +70,7 @@ def buffer_shape(env: VectorEnv, policy: Any) -> dict[str, Any]:
 def rollout_spec(env: VectorEnv, policy: Any) -> RolloutSpec:
     """Shapes and types of the rollouts of this environment and policy."""
     shape, distribution = buffer_shape(env, policy), policy.distribution
-    space = flat_observation_space(env.observation_space)
+    space = ObservationLayout(env.observation_space).space
     parts = (
         {f"observation/{name}": part for name, part in space.spaces.items()}
         if isinstance(space, spaces.Dict)

@@ -57,7 +57,7 @@ class ObservationLayout:
         self.space: Space = (
             spaces.Dict({leaf.name: leaf.space for leaf in self._leaves}) if self.is_dict else self._leaves[0].space
         )
-        """The space of one stored observation."""
+        """The space of one stored observation: nested `Dict`s flattened, floats as float32."""
 
     @property
     def plain_shape(self) -> tuple[int, ...] | None:
@@ -157,16 +157,6 @@ class ActionLayout:
         return flat
 
 
-def flat_observation_space(space: Space) -> Space:
-    """The space of stored observations: nested `Dict`s flattened, floats as float32."""
-    return ObservationLayout(space).space
-
-
-def empty_observation(space: Space, leading: tuple[int, ...]) -> Observation:
-    """Zeroed storage for observations of `space`, e.g. `leading = (T, N)`."""
-    return ObservationLayout(space).empty(leading)
-
-
 def write_observation(out: Observation, index: int | EllipsisType, value: Observation) -> None:
     """Copy a stored observation (as `EpisodeEnd.observation`) to `out[index]`, or a whole batch with `...`."""
     if isinstance(out, dict):
@@ -202,7 +192,7 @@ def _same_bits(one: Array, other: Array) -> bool:
 def allocate_row(observation_space: Space, num_envs: int, mask_size: int = 0) -> StepRow:
     """A row of zeros for `num_envs` environments."""
     return StepRow(
-        observation=empty_observation(observation_space, (num_envs,)),
+        observation=ObservationLayout(observation_space).empty((num_envs,)),
         reward=np.zeros(num_envs, np.float32),
         terminated=np.zeros(num_envs, np.bool_),
         truncated=np.zeros(num_envs, np.bool_),
