@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
 from palaestra.policy.network import eval_mode
-from palaestra.policy.vla.policy import as_tensordict, sample_actions
+from palaestra.policy.vla.policy import PLACE, as_tensordict, sample_actions
 
 METHODS = {
     "forward": "forward(observations) -> actions [B, action_dim]",
@@ -31,13 +31,7 @@ _FAILURES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, A
 
 
 def check_vla_model(
-    model: nn.Module,
-    observation_space: gymnasium.Space[Any],
-    action: spaces.Box | int,
-    *,
-    chunk: int = 1,
-    seed: int = 0,
-    place: str = "policy.vla_config.model_class",
+    model: nn.Module, observation_space: gymnasium.Space[Any], action: spaces.Box | int, *, chunk: int = 1
 ) -> None:
     """Raise `ConfigError` for the first violated rule. `action` is the action space, or the size of an action.
 
@@ -46,7 +40,7 @@ def check_vla_model(
     shape = (action,) if isinstance(action, int) else tuple(action.shape)
     if isinstance(action, int) and chunk != 1:
         shape = (chunk, action)
-    check = _ModelCheck(model, observation_space, shape, seed, place)
+    check = _ModelCheck(model, observation_space, shape)
     with eval_mode(model), torch.random.fork_rng(devices=[]):
         for rule in _CHECKS:
             rule(check)
@@ -80,23 +74,20 @@ def _leaves(space: gymnasium.Space[Any], name: str) -> list[tuple[str, gymnasium
 class _ModelCheck:
     """The model under test, its observations, and the actions it sampled."""
 
-    def __init__(
-        self, model: nn.Module, space: gymnasium.Space[Any], shape: tuple[int, ...], seed: int, place: str
-    ) -> None:
+    def __init__(self, model: nn.Module, space: gymnasium.Space[Any], shape: tuple[int, ...]) -> None:
         self.model: Any = model
-        self.shape, self.place = shape, place
-        self.chunked = len(shape) == 2
+        self.shape, self.chunked = shape, len(shape) == 2
         parameters = list(model.parameters())
         if not parameters:
             raise self.violation("it has no parameters", "Hold the networks as attributes of the module")
         self.device = parameters[0].device
         self.trained = [p for p in parameters if p.requires_grad]
-        parts = random_observations(space, BATCH, seed=seed)
+        parts = random_observations(space, BATCH)
         self.parts = {name: part.to(self.device) for name, part in parts.items()}
         self.action = torch.empty(0)
 
     def violation(self, reason: str, remedy: str) -> ConfigError:
-        return ConfigError(self.place, type(self.model).__qualname__, reason, remedy)
+        return ConfigError(f"{PLACE}.model_class", type(self.model).__qualname__, reason, remedy)
 
     def observations(self, rows: list[int] | None = None) -> Any:
         if rows is None:
