@@ -232,12 +232,9 @@ def _iterate_leaves(space: Space, path: tuple[str, ...]) -> Iterator[_Leaf]:
     elif isinstance(space, spaces.Box):
         stored = _storage_box(space)
         yield _Leaf(name, path, tuple(space.shape), np.dtype(stored.dtype), stored)
-    elif isinstance(space, spaces.Discrete):
-        yield _Leaf(name, path, (), np.dtype(np.int64), space)
-    elif isinstance(space, spaces.MultiDiscrete):
-        yield _Leaf(name, path, tuple(space.shape), np.dtype(np.int64), space)
-    elif isinstance(space, spaces.MultiBinary):
-        yield _Leaf(name, path, tuple(space.shape), np.dtype(np.float32), space)
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        dtype = np.float32 if isinstance(space, spaces.MultiBinary) else np.int64
+        yield _Leaf(name, path, tuple(space.shape or ()), np.dtype(dtype), space)
     else:
         place = f"env.observation_space[{name!r}]" if name else "env.observation_space"
         remedy = "Use a Dict with named entries instead" if isinstance(space, spaces.Tuple) else "Wrap the environment"
