@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -19,11 +18,10 @@ from torch.utils.checkpoint import checkpoint
 from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import TokenLogProbs, Turn, TurnInput
 from palaestra.policy.vlm.generation import Completion, TokenRules
-from palaestra.policy.vlm.network import Network, deduplicate_prompts, run_prompts
+from palaestra.policy.vlm.network import Network, deduplicate_prompts, pad_tokens, run_prompts
 from palaestra.policy.vlm.picture import Picture
-from palaestra.policy.vlm.prompt import Prompt
+from palaestra.policy.vlm.prompt import Ints, Prompt
 
-Ints = npt.NDArray[np.int32]
 CHUNK_NUMBERS = 2**26
 """Logits computed at a time: 256 MB of float32."""
 
@@ -115,7 +113,7 @@ def _run_shared_prompts(
     """
     prefix = run_prompts(network, prompts, rules.padding)
     # The last token predicts nothing that is asked for.
-    ids, mask = _pad([reply[:-1] for reply in replies], rules.padding, network.device)
+    ids, mask = pad_tokens([reply[:-1] for reply in replies], rules.padding, network.device)
     hidden = prefix.last_hidden.unsqueeze(1)
     if ids.shape[1]:
         mask = torch.cat([prefix.mask, mask], -1)
@@ -129,21 +127,12 @@ def _run_whole_turns(
 ) -> tuple[Tensor, Tensor]:
     """Run every prompt with its reply; returns the same as `_run_shared_prompts`."""
     turns = [np.concatenate([prompt.ids, reply])[:-1] for prompt, reply in zip(prompts, replies, strict=True)]
-    ids, mask = _pad(turns, rules.padding, network.device)
+    ids, mask = pad_tokens(turns, rules.padding, network.device)
     pictures = [picture for prompt in prompts for picture in prompt.pictures]
     positions, _ = network.positions(ids, mask, pictures)
     hidden = network.hidden_states(ids, mask, positions, pictures=pictures)
     last = [len(prompt.ids) - 1 for prompt in prompts]
     return _select_predicting(hidden, replies, last), hidden[torch.arange(len(replies)), torch.tensor(last)]
-
-
-def _pad(sequences: Sequence[Ints], padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    ids = torch.full((len(sequences), max(len(row) for row in sequences)), padding)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(sequences):
-        ids[index, : len(row)] = torch.from_numpy(row.astype(np.int64))
-        mask[index, : len(row)] = 1
-    return ids.to(device), mask.to(device)
 
 
 def _select_predicting(hidden: Tensor, replies: Sequence[Ints], starts: Sequence[int]) -> Tensor:
