@@ -31,7 +31,7 @@ from palaestra.env.spaces import allocate_row, write_observation
 from palaestra.env.vector import EpisodeEnd, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentContractError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.columns import NO_FINGERPRINT
+from palaestra.experience.columns import NO_FINGERPRINT, map_column
 from palaestra.policy.compiled import CompiledActorCritic
 from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.network import eval_mode
@@ -355,7 +355,7 @@ def _fill_next_values(buffer: RolloutBuffer, acting: PolicyActor, truncated: lis
 
 
 def _at(observation: Any, t: int) -> Any:
-    return {name: part[t] for name, part in observation.items()} if isinstance(observation, dict) else observation[t]
+    return map_column(observation, lambda part: part[t])
 
 
 def _stack(observations: list[Any]) -> Observation:
