@@ -19,13 +19,13 @@ REFUSED = {
     "unknown policy": (["policy.name=actr_critic"], "Did you mean 'actor_critic'?"),
     "policy that cannot be imported": (["policy.name=no.such:Net"], "cannot be imported"),
     "environment that cannot be imported": (["env.id=no.such:Env"], "cannot be imported"),
-    "environment that raises": (["env.id=palaestra.env.toy:Faulty"], "the simulator fell over"),
+    "environment that raises": (["env.id=tests.env.faulty:Faulty"], "the simulator fell over"),
     "environment that returns NaN": (
-        ["env.id=palaestra.env.toy:Faulty", "env.kwargs.fault=nan_observation", "env.kwargs.at=7"],
+        ["env.id=tests.env.faulty:Faulty", "env.kwargs.fault=nan_observation", "env.kwargs.at=7"],
         "not finite",
     ),
     "environment of the wrong shape": (
-        ["env.id=palaestra.env.toy:Faulty", "env.kwargs.fault=shape", "env.kwargs.at=1"],
+        ["env.id=tests.env.faulty:Faulty", "env.kwargs.fault=shape", "env.kwargs.at=1"],
         "shape",
     ),
     "a section that is no mapping": (["env=CartPole-v1"], "is not a mapping"),
