@@ -17,12 +17,11 @@ from palaestra.runs.checkpoints.files import verify
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
 from palaestra.runs.checkpoints.signature import probe_environment
 from palaestra.runs.reader import RunReader
-from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.record import CheckpointRecord, CheckpointVerification
 from palaestra.runs.service.schemas import (
     NOT_FOUND,
     FilterText,
     RequestBody,
-    ResponseBody,
     RunIdText,
     StoredText,
     new_router,
@@ -36,14 +35,6 @@ _CheckpointId = Annotated[
         pattern=r"^[0-9a-f]+$", min_length=1, max_length=64, description="A checkpoint id, or a unique prefix of one."
     ),
 ]
-
-
-class VerifyResponse(ResponseBody):
-    """Whether the bytes of a checkpoint are those that were saved."""
-
-    checkpoint: CheckpointRecord
-    fits: bool
-    problem: str
 
 
 class ImportBody(RequestBody):
@@ -94,14 +85,14 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
         """One checkpoint."""
         return to_json(get_checkpoint(home, checkpoint_id))
 
-    @checkpoints_router.post("/checkpoints/{checkpoint_id}/verify", response_model=VerifyResponse)
+    @checkpoints_router.post("/checkpoints/{checkpoint_id}/verify", response_model=CheckpointVerification)
     def verify_checkpoint(checkpoint_id: _CheckpointId) -> JsonObject:
         """Read every byte of a checkpoint and compare its hash with the saved one."""
         record = get_checkpoint(home, checkpoint_id)
         verdict = verify(record)
         record = replace(record, verified=verdict.verified_time)
         registry.put_checkpoint(record)
-        return {"checkpoint": to_json(record), "fits": verdict.fits, "problem": verdict.problem}
+        return to_json(CheckpointVerification(record, verdict.fits, verdict.problem))
 
     @checkpoints_router.post(
         "/checkpoints/import", status_code=201, operation_id="import_checkpoint", response_model=CheckpointRecord

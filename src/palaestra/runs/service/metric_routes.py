@@ -4,8 +4,6 @@
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path as FilePath
 from typing import Annotated, TypeAlias
 
 from fastapi import FastAPI, Header, Path, Query
@@ -14,7 +12,6 @@ from pydantic import Field, StringConstraints
 from starlette.exceptions import HTTPException
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.process.resource_usage import ResourceSample, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.series import MetricPoint
@@ -29,7 +26,7 @@ from palaestra.runs.service.schemas import (
     new_router,
 )
 from palaestra.runs.tools.tensorboard import export_tensorboard
-from palaestra.runs.video.clip import Clip, list_clips
+from palaestra.runs.video.clip import NamedClip, list_clips
 from palaestra.runs.video.record_video import record_run
 from palaestra.runs.wire import JsonObject, Number, to_json
 from palaestra.strict_json import json_number
@@ -75,14 +72,6 @@ class ExportResponse(ResponseBody):
 
     directory: str
     points: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClipResponse(Clip):
-    """One video file of a run."""
-
-    name: str
-    """Name in the route that returns the file."""
 
 
 class VideoBody(RequestBody):
@@ -157,18 +146,18 @@ def add_video_routes(app: FastAPI, reader: RunReader) -> None:
     """Add the routes of videos to the application."""
     tools_router = new_router("tools")
 
-    @tools_router.get("/runs/{run_id}/videos", responses=NOT_FOUND, response_model=list[ClipResponse])
+    @tools_router.get("/runs/{run_id}/videos", responses=NOT_FOUND, response_model=list[NamedClip])
     def videos(run_id: RunId) -> list[JsonObject]:
         """Clips of a run, newest first."""
         run = reader.paths(run_id)
-        return [_clip_to_json(clip, run) for clip in list_clips(run)]
+        return [to_json(NamedClip.of(clip, run)) for clip in list_clips(run)]
 
     @tools_router.get("/runs/{run_id}/videos/{name:path}", response_class=FileResponse, responses=_describe_video())
     def video(run_id: RunId, name: Annotated[str, Path(max_length=1000)], wanted: _RangeHeader = None) -> FileResponse:
         """The file of a clip, by its `name` in the list, or the part that a `Range` header names."""
         run = reader.paths(run_id)
         # Only listed clips: the name must not reach other files of the run.
-        clip = next((clip for clip in list_clips(run) if name == _clip_name(clip, run)), None)
+        clip = next((clip for clip in list_clips(run) if name == NamedClip.of(clip, run).name), None)
         if clip is None:
             raise UnknownRun("video", name, "the run has no such clip", f"GET /runs/{run.run_id}/videos lists them")
         stat = os.stat(clip.path)
@@ -176,26 +165,17 @@ def add_video_routes(app: FastAPI, reader: RunReader) -> None:
             _check_range(wanted, stat.st_size)
         return FileResponse(clip.path, stat_result=stat)
 
-    @tools_router.post("/runs/{run_id}/videos", status_code=201, responses=NOT_FOUND, response_model=ClipResponse)
+    @tools_router.post("/runs/{run_id}/videos", status_code=201, responses=NOT_FOUND, response_model=NamedClip)
     def record_video(run_id: RunId, body: VideoBody) -> JsonObject:
         """Play a checkpoint and record a clip, in separate processes. Returns when the clip is complete."""
         run = reader.paths(run_id)
-        return _clip_to_json(record_run(reader.home, run, body.checkpoint_id, body.frames), run)
+        return to_json(NamedClip.of(record_run(reader.home, run, body.checkpoint_id, body.frames), run))
 
     app.include_router(tools_router)
 
 
 def _series_to_json(series: Mapping[str, Sequence[MetricPoint]]) -> JsonObject:
     return {name: [(step, json_number(value), time) for step, value, time in points] for name, points in series.items()}
-
-
-def _clip_name(clip: Clip, run: RunDirectory) -> str:
-    """Path below the run's directory: a trainer may use one file name in two directories."""
-    return str(FilePath(clip.path).relative_to(run.path))
-
-
-def _clip_to_json(clip: Clip, run: RunDirectory) -> JsonObject:
-    return {"name": _clip_name(clip, run), **to_json(clip)}
 
 
 def _describe_video() -> dict[int | str, JsonObject]:

@@ -56,6 +56,19 @@ class Clip:
     """None when the trainer recorded the clip."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class NamedClip(Clip):
+    """One video file of a run, as the HTTP API lists it."""
+
+    name: str
+    """Name in the route that returns the file: the path below the run's directory."""
+
+    @classmethod
+    def of(cls, clip: Clip, run: RunDirectory) -> NamedClip:
+        """A clip with its name. A trainer may use one file name in two directories, so it is a path."""
+        return cls(**{**vars(clip), "name": str(Path(clip.path).relative_to(run.path))})
+
+
 class RecordingOverhead(NamedTuple):
     """Speed of a trainer with and without recording, in steps per second."""
 
