@@ -99,6 +99,7 @@ TITLES = {
     "runners": "Runners",
     "play": "Plays",
     "episodes": "Recorded episodes",
+    "files": "Files of a run",
     "tools": "Tools",
     "service": "Service",
 }

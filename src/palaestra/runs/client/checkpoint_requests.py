@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from palaestra.runs.client.requests import ServiceRequests, quote, quote_path
+from palaestra.errors import CheckpointError
+from palaestra.runs.client.requests import SLOW_TIMEOUT_S, ServiceRequests, quote, quote_path
 from palaestra.runs.record import CheckpointRecord, CheckpointVerification
 from palaestra.runs.wire import from_json
 
@@ -25,6 +27,17 @@ class CheckpointRequests(ServiceRequests):
         """Read every byte of a checkpoint and compare its hash with the saved one."""
         path = f"/checkpoints/{quote(checkpoint_id)}/verify"
         return from_json(CheckpointVerification, self.request("POST", path))
+
+    def checkpoint_bytes(self, checkpoint_id: str) -> bytes:
+        """A checkpoint: the bytes of its file, or a tar of its directory. `CheckpointError` if they are damaged."""
+        from palaestra.runs.artifacts import CONTENT_SHA256
+
+        path = f"/checkpoints/{quote(checkpoint_id)}/bytes"
+        data, headers = self.read_file(path, timeout_s=SLOW_TIMEOUT_S)
+        if hashlib.sha256(data).hexdigest() != headers.get(CONTENT_SHA256):
+            reason, remedy = "its bytes do not have its SHA-256: it was changed or damaged", "Use another checkpoint"
+            raise CheckpointError("checkpoint", checkpoint_id, reason, remedy)
+        return data
 
     def import_checkpoint(
         self, path: Path | str, *, agent_id: str = "", env_id: str = "", env_step: int | None = None

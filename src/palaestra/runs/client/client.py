@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from palaestra.runs.client.checkpoint_requests import CheckpointRequests
+from palaestra.runs.client.file_requests import FileRequests
 from palaestra.runs.client.metric_requests import MetricRequests
 from palaestra.runs.client.requests import SLOW_TIMEOUT_S, quote
 from palaestra.runs.client.run_requests import RunRequests
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from palaestra.runs.play.spec import PlaySpec
 
 
-class TrainerService(RunRequests, MetricRequests, CheckpointRequests):
+class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileRequests):
     """The run service of a state directory, or the one at a URL."""
 
     def runners(self) -> dict[str, RunnerCapabilities]:

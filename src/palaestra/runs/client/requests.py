@@ -8,6 +8,7 @@ import logging
 import select
 import urllib.parse
 from collections.abc import Callable, Mapping
+from email.message import Message
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,9 +66,13 @@ class ServiceRequests:
 
     def read_bytes(self, path: str, *, timeout_s: float = _QUICK_TIMEOUT_S, **query: Any) -> bytes:
         """The body of a route that returns a file."""
+        return self.read_file(path, timeout_s=timeout_s, **query)[0]
+
+    def read_file(self, path: str, *, timeout_s: float = _QUICK_TIMEOUT_S, **query: Any) -> tuple[bytes, Message]:
+        """The body and the headers of a route that returns a file."""
         connection, response = self._send("GET", path, None, query, {}, timeout_s)
         try:
-            return response.read()
+            return response.read(), response.headers
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(f"GET {path}: the response is incomplete ({error})") from error
         finally:

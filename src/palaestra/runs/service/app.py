@@ -18,6 +18,7 @@ from palaestra.errors import ConfigError, ConsentRequired, IllegalTransition, Pa
 from palaestra.redaction import Redactor
 from palaestra.runs.play.plays import Plays
 from palaestra.runs.reader import RunReader
+from palaestra.runs.service.artifact_routes import add_artifact_routes
 from palaestra.runs.service.checkpoint_routes import add_checkpoint_routes
 from palaestra.runs.service.metric_routes import add_metric_routes, add_video_routes
 from palaestra.runs.service.play_routes import add_play_routes
@@ -60,6 +61,7 @@ def build_api(
     add_checkpoint_routes(app, reader, registry)
     add_tool_routes(app, supervisor, reader, tensorboards)
     add_video_routes(app, reader)
+    add_artifact_routes(app, reader)
     add_play_routes(app, plays, reader.home)
     _add_error_handlers(app)
     return app

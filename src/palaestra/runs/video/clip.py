@@ -14,7 +14,7 @@ from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.wire import API_SCHEMA, JsonObject, Number
 
 MAX_CLIPS = 10
-_SUFFIXES = frozenset({".webm", ".mp4", ".gif"})
+CLIP_SUFFIXES = frozenset({".webm", ".mp4", ".gif"})
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,10 @@ def _find_files(attempt: Attempt) -> list[Path]:
     return [
         path
         for path in paths
-        if path.suffix in _SUFFIXES and path.name[0] != "." and path.is_file() and path.resolve().is_relative_to(root)
+        if path.suffix in CLIP_SUFFIXES
+        and path.name[0] != "."
+        and path.is_file()
+        and path.resolve().is_relative_to(root)
     ]
 
 
