@@ -100,6 +100,7 @@ TITLES = {
     "play": "Plays",
     "episodes": "Recorded episodes",
     "files": "Files of a run",
+    "trajectories": "Screen episodes of a run",
     "tools": "Tools",
     "service": "Service",
 }

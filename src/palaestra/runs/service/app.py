@@ -26,6 +26,7 @@ from palaestra.runs.service.run_routes import add_run_routes
 from palaestra.runs.service.schemas import COMMON_ERRORS, describe_errors
 from palaestra.runs.service.streaming import add_stream_routes
 from palaestra.runs.service.tool_routes import add_tool_routes
+from palaestra.runs.service.trajectory_routes import add_trajectory_routes
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.supervisor import Supervisor
@@ -62,6 +63,7 @@ def build_api(
     add_tool_routes(app, supervisor, reader, tensorboards)
     add_video_routes(app, reader)
     add_artifact_routes(app, reader)
+    add_trajectory_routes(app, reader)
     add_play_routes(app, plays, reader.home)
     _add_error_handlers(app)
     return app
