@@ -80,7 +80,7 @@ is served from files and does not take up memory of the service.
 
 | event | data |
 | --- | --- |
-| `life` | an event of the run (`RunEvent`) |
+| `run` | an event of the run (`RunEvent`) |
 | `alarm` | the same, for alarms that start or end |
 | `event` | one line of the journal: `TrainingStep`, `EpisodeSummary`, `CheckpointSaved`, … ([metrics](metrics.md)) |
 | `log` | `{"text": …}`, whole lines of output; the id is the offset of the next line |
@@ -99,6 +99,8 @@ TITLES = {
     "runners": "Runners",
     "play": "Plays",
     "episodes": "Recorded episodes",
+    "files": "Files of a run",
+    "trajectories": "Screen episodes of a run",
     "tools": "Tools",
     "service": "Service",
 }

@@ -154,6 +154,18 @@ class CheckpointRecord:
         return f"{self.env_step:,}{'+' if self.step_source == 'log' else ''}"
 
 
+@dataclass(frozen=True)
+class CheckpointVerification:
+    """Whether the bytes of a checkpoint are those that were saved."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    checkpoint: CheckpointRecord
+    fits: bool
+    problem: str
+    """What is wrong; empty when they are."""
+
+
 def fit_record(record: _Record) -> _Record:
     """Cut the values of a record to what the registry can hold, so that one odd value does not hide the others.
 

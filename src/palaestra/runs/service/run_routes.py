@@ -166,6 +166,11 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
         """The command of an attempt (default: the newest), with secrets redacted."""
         return reader.document(run_id, "command", attempt)
 
+    @runs_router.get("/runs/{run_id}/resolved", responses=NOT_FOUND)
+    def resolved(run_id: RunId, attempt: AttemptNumber = None) -> JsonObject:
+        """The configuration of an attempt (default: the newest) with all values."""
+        return reader.document(run_id, "resolved", attempt)
+
     @runs_router.get("/compare", operation_id="compare", responses=NOT_FOUND, response_model=Comparison)
     def compare_runs(run: Annotated[list[RunIdText], Query(min_length=2, max_length=50)]) -> JsonObject:
         """Runs side by side."""
