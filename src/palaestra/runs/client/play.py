@@ -10,11 +10,12 @@ from typing import NamedTuple
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import connect
 
-from palaestra.errors import ServiceUnreachable
+from palaestra.errors import ServiceUnreachable, UnknownRun
 from palaestra.runs.client.connect import Endpoint
 from palaestra.runs.play.protocol import (
     MAX_HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
+    NO_SUCH_PLAY,
     Control,
     encode_control,
     unpack,
