@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from palaestra.runs.client.requests import ServiceRequests, quote
+from palaestra.runs.client.server_events import ServerEvent, ServerEvents
 from palaestra.runs.series import MetricInfo, MetricPoint
 from palaestra.runs.wire import JsonObject, from_json
 
@@ -46,6 +48,19 @@ class MetricRequests(ServiceRequests):
         """At most `points` points of each named metric (default: of all metrics) between two steps."""
         path = f"/runs/{quote(run_id)}/metrics/series"
         return _read_points(self.request("GET", path, name=list(names), points=points, first=first, last=last))
+
+    def watch_metrics(self, run_ids: Sequence[str]) -> ServerEvents[tuple[str, dict[str, list[MetricPoint]]]]:
+        """Run id and new points of up to 64 runs, from now on; ends with the connection.
+
+        Without points, the item says that the stored series of the run have everything up to now: load them with
+        `metric_series`. It comes first for every run, when a resumed attempt replaces points, and when a run has ended.
+        """
+
+        def convert(event: ServerEvent) -> tuple[str, dict[str, list[MetricPoint]]]:
+            data = json.loads(event.data)
+            return str(data["run_id"]), _read_points(data.get("points", {}))
+
+        return self._stream("/stream/metrics", {"run": list(run_ids)}, convert, resumes=False)
 
     def system(self, run_id: str, *, last: int | None = None, attempt: int | None = None) -> list[ResourceSample]:
         """CPU, memory and GPU usage of an attempt (default: the newest), oldest first."""

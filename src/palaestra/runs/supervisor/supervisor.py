@@ -12,7 +12,7 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -24,6 +24,7 @@ from palaestra.runs.archive.retention import RetentionAction
 from palaestra.runs.archive.run_archive import RunArchive
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.config import SupervisorConfig
+from palaestra.runs.ingest.live_metrics import LiveMetrics, MetricSubscription
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.stream import Ring, StreamItem, follow
 from palaestra.runs.phase import PhaseEvent
@@ -106,6 +107,8 @@ class Supervisor:
         self._queue_file = QueueFile(home)
         self._waiting_reasons: dict[str, str] = {}
         self._bus = EventBus()
+        self._live_metrics = LiveMetrics()
+        self._bus.subscribe(lambda run_id, event: self._live_metrics.set_ended(run_id, event.phase.has_ended))
         self._tasks = BackgroundTasks()
         self._context: SupervisorContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -311,8 +314,28 @@ class Supervisor:
         """The events of all runs from now on."""
         return self._bus.stream()
 
+    def subscribe_metrics(self, records: Sequence[RunRecord], wake: Callable[[], None]) -> MetricSubscription:
+        """Collect the new points of these runs, until `unsubscribe_metrics`. `wake` is called from other threads."""
+        # The records may be out of date: a run that has not ended is among those that are supervised.
+        records = [self._runs[row.run_id].state.record if row.run_id in self._runs else row for row in records]
+        subscription = self._live_metrics.subscribe({record.run_id: record.attempt for record in records}, wake)
+        for record in records:
+            if record.supervised:
+                subscription.set_ended(record.run_id, record.run_id not in self._runs or record.phase.has_ended)
+        return subscription
+
+    def unsubscribe_metrics(self, subscription: MetricSubscription) -> None:
+        """Stop collecting points. May be repeated."""
+        self._live_metrics.unsubscribe(subscription)
+
+    def flush_series(self, run_id: str) -> None:
+        """Write everything that is known of a run's metrics to its stored series. Blocks; may be called in a thread."""
+        if self._context is not None:
+            self._context.pump.flush(run_id)
+
     def _publish_records(self, run_id: str, attempt: int, records: list[Record]) -> None:
         """Called in the thread of the pump."""
+        self._live_metrics.publish(run_id, attempt, records)
         run, loop = self._runs.get(run_id), self._loop
         if run is None or loop is None:
             return
