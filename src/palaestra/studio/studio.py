@@ -15,9 +15,9 @@ from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.studio.episode_library import EpisodeLibrary
 from palaestra.studio.feed import ServiceFeed, Subscribers
 from palaestra.studio.first_steps import FirstSteps
-from palaestra.studio.model.machine import MachineModel
 from palaestra.studio.model.notices import Notices
 from palaestra.studio.model.revision import Revised
+from palaestra.studio.model.runs import MachineModel
 from palaestra.studio.model.settings import Settings
 from palaestra.studio.play_session import PlaySession
 from palaestra.studio.policy_library import PolicyLibrary

@@ -8,8 +8,7 @@ from palaestra.errors import PalaestraError
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.spec import RunSpec
-from palaestra.studio.model.launch import LaunchModel
-from palaestra.studio.model.presets import PresetsModel
+from palaestra.studio.model.launch import LaunchModel, PresetsModel
 from palaestra.studio.play_session import PlaySession
 from palaestra.studio.request import Requests, split_error
 

@@ -5,32 +5,39 @@ Each pair of runner and script keeps a draft of its own, so that looking at anot
 
 from __future__ import annotations
 
+import ast
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from palaestra.config import parse_section
+from palaestra.errors import ConfigError
 from palaestra.runs.catalogue import Readiness, ScriptInfo
 from palaestra.runs.runner import Finding, LaunchPreview, RunnerCapabilities
 from palaestra.runs.spec import RunSpec
-from palaestra.studio.model.form import Form
+from palaestra.studio.model.form import Form, fields_of
 from palaestra.studio.model.revision import Revised
+
+if TYPE_CHECKING:
+    from palaestra.runs.presets import Preset
 
 Stage: TypeAlias = Literal["editing", "checking", "checked", "launching"]
 _POLITE_NICE = 10
 """CPU niceness of runs that share the machine with the window."""
-# Keys that the environment chooser sets, by runner.
-_ENVIRONMENT_KEYS = {
-    "palaestra": ("name", "env.id", "env.kwargs", "trainer.seed", "telemetry.progress", "telemetry.wandb", "tasks"),
-    "sb3": ("env_kwargs", "policy"),
-    "cleanrl": ("env_id", "env-id", "seed", "track"),
+# Keys that the environment chooser and the options of the run set, by runner.
+_KEYS_SET_ELSEWHERE = {
+    "palaestra": ("name", "env.id", "trainer.seed", "telemetry.progress", "telemetry.wandb", "tasks"),
+    "cleanrl": ("env_id", "seed", "track"),
 }
+_PARAMETER_KEYS = ("env.kwargs", "env_kwargs")
+"""Where a runner may take the parameters of the environment."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class RunOptions:
     """What a run has beside the configuration of its trainer."""
 
@@ -52,6 +59,8 @@ class Draft:
     form: Form = field(default_factory=Form)
     options: RunOptions = field(default_factory=RunOptions)
     has_schema: bool = False
+    parameters_key: str = ""
+    """Key of the parameters of the environment; empty when the runner takes none."""
 
 
 class LaunchModel(Revised):
@@ -72,7 +81,7 @@ class LaunchModel(Revised):
         self.launched = ""
         """Id of the run that was launched last."""
         self._drafts: dict[tuple[str, str], Draft] = {}
-        self._checked: tuple[Any, ...] = ()
+        self._last_scripts: dict[str, str] = {}
 
     # ------------------------------------------------------------------ choices
 
@@ -97,6 +106,7 @@ class LaunchModel(Revised):
         if self.runner not in self.runners:
             self.runner = "palaestra" if "palaestra" in self.runners else next(iter(self.runners), "")
             self.script = ""
+            self._invalidate()
         self.touch()
 
     def set_readiness(self, runner: str, readiness: Readiness) -> None:
@@ -113,30 +123,31 @@ class LaunchModel(Revised):
         self.touch()
 
     def choose_runner(self, runner: str) -> None:
-        """Choose a runner."""
+        """Choose a runner, with the script that was chosen for it last."""
         if runner in self.runners and runner != self.runner:
             self.runner = runner
-            known = self.scripts.get(runner, ())
-            self.script = known[0].name if known else ""
+            first = next((one.name for one in self.scripts.get(runner, ())), "")
+            self.script = self._last_scripts.get(runner, first)
             self._invalidate()
 
     def choose_script(self, script: str) -> None:
         """Choose a script or an algorithm."""
         if script != self.script:
-            self.script = script
+            self.script = self._last_scripts[self.runner] = script
             self._invalidate()
 
     def set_schema(self, runner: str, script: str, schema: Mapping[str, Any]) -> None:
         """The form of a runner and script has arrived."""
         draft = self._drafts.setdefault((runner, script), Draft())
-        draft.form.set_schema(schema, hidden=_ENVIRONMENT_KEYS.get(runner, ()))
+        paths = {one.path for one in fields_of(schema)}
+        draft.parameters_key = next((key for key in _PARAMETER_KEYS if key in paths), "")
+        draft.form.set_schema(schema, hidden=(*_KEYS_SET_ELSEWHERE.get(runner, ()), draft.parameters_key))
         draft.has_schema = True
         self.touch()
 
     def change_options(self, **changes: Any) -> None:
         """Change what a run has beside its configuration."""
-        for name, value in changes.items():
-            setattr(self.draft.options, name, value)
+        self.draft.options = replace(self.draft.options, **changes)
         self._invalidate()
 
     def edit(self, path: str, text: str) -> None:
@@ -160,39 +171,58 @@ class LaunchModel(Revised):
     # ------------------------------------------------------------------ preflight and launch
 
     def build_spec(self, env_id: str, parameters: Mapping[str, Any], *, is_screen: bool, seed: int) -> RunSpec:
-        """The request for the run. `ValueError` names the first field that cannot be used."""
+        """The request for the run. `ValueError` names the first value that cannot be used."""
         options = self.draft.options
         config = self.form.changes()
         if is_screen:
             config.setdefault("model", {}).setdefault("name", "tiny")
             config["tasks"] = [{"task": env_id, **({"params": dict(parameters)} if parameters else {})}]
-        elif parameters and self.runner == "palaestra":
-            config.setdefault("env", {})["kwargs"] = dict(parameters)
-        elif parameters and self.runner == "sb3":
-            config["env_kwargs"] = dict(parameters)
-        return RunSpec(
-            runner=self.runner,
-            script=self.script or None,
-            name=options.name,
-            config=config,
-            env_id=None if is_screen else env_id,
-            seed=options.seed if options.seed is not None else seed,
-            gpus=options.gpus,
-            nice=options.nice,
-            video=options.video,
-            track=options.track,  # type: ignore[arg-type]  # checked by RunSpec
-            warm_start=options.warm_start or None,
-            tags=options.tags,
-            invoked_from=Path.cwd(),
-        )
+        elif parameters:
+            self._place_parameters(config, env_id, parameters)
+        fields = {
+            "runner": self.runner,
+            "script": self.script or None,
+            "name": options.name,
+            "config": config,
+            "env_id": None if is_screen else env_id,
+            "seed": options.seed if options.seed is not None else seed,
+            "gpus": options.gpus,
+            "nice": options.nice,
+            "video": options.video,
+            "track": options.track,
+            "warm_start": options.warm_start or None,
+            "tags": options.tags,
+            "invoked_from": Path.cwd(),
+        }
+        try:
+            return parse_section(RunSpec, fields)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    def _place_parameters(self, config: dict[str, Any], env_id: str, parameters: Mapping[str, Any]) -> None:
+        *parents, last = self.draft.parameters_key.split(".")
+        if not last:
+            raise ValueError(
+                f"{', '.join(parameters)} of {env_id}: {self.runner} takes no parameters of environments. "
+                "Clear them, or choose another trainer."
+            )
+        for parent in parents:
+            config = config.setdefault(parent, {})
+        config[last] = dict(parameters)
 
     def begin_check(self) -> None:
         """A preflight was requested."""
         self.stage, self.problem, self.preview, self.has_consent = "checking", "", None, False
+        self.form.clear_remarks()
         self.touch()
 
     def finish_check(self, preview: LaunchPreview) -> None:
-        """The preflight has answered; its findings about fields are shown beside them."""
+        """The preflight has answered; its findings about fields are shown beside them.
+
+        An answer about values that the user has changed meanwhile is out of date.
+        """
+        if self.stage != "checking":
+            return
         self.stage, self.preview = "checked", preview
         for finding in preview.findings:
             if finding.level == "refused":
@@ -247,9 +277,12 @@ class LaunchModel(Revised):
 
     def _place_finding(self, finding: Finding) -> None:
         # Findings about a key begin with it: `trainer.seed = -1: must be …`.
-        path = finding.text.partition(" = ")[0].strip()
-        reason = finding.text.partition(": ")[2] or finding.text
-        self.form.add_remark(path, f"{reason}. {finding.remedy}".rstrip(". ") if finding.remedy else reason)
+        place, _, rest = finding.text.partition(" = ")
+        one = self.form.find_field(place)
+        if one is not None and rest:
+            key = "" if one.path == place else f"{place.removeprefix(f'{one.path}.')}: "
+            reason = f"{key}{_skip_value(rest)}"
+            self.form.add_remark(one.path, f"{reason}. {finding.remedy}".rstrip(". ") if finding.remedy else reason)
 
     def _invalidate(self) -> None:
         """What was checked is no longer what would be launched."""
@@ -257,6 +290,40 @@ class LaunchModel(Revised):
             self.stage = "editing"
         self.preview, self.has_consent, self.problem = None, False, ""
         self.touch()
+
+
+class PresetsModel(Revised):
+    """Named sets of values of forms, by the kind of the form."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._presets: dict[str, tuple[Preset, ...]] = {}
+
+    def set_all(self, kind: str, presets: Sequence[Preset]) -> None:
+        """The presets of a kind have arrived."""
+        self._presets[kind] = tuple(presets)
+        self.touch()
+
+    def names(self, kind: str) -> list[str]:
+        """The names of the presets of a kind."""
+        return [preset.name for preset in self._presets.get(kind, ())]
+
+    def get(self, kind: str, name: str) -> Preset | None:
+        """A preset by its name."""
+        return next((preset for preset in self._presets.get(kind, ()) if preset.name == name), None)
+
+
+def _skip_value(text: str) -> str:
+    """The reason of `value: reason`; the value is a Python literal, which may hold a colon itself."""
+    end = text.find(": ")
+    while end >= 0:
+        try:
+            ast.literal_eval(text[:end])
+        except (ValueError, SyntaxError):
+            end = text.find(": ", end + 1)
+        else:
+            return text[end + 2 :]
+    return text
 
 
 @cache

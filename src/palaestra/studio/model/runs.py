@@ -1,15 +1,23 @@
-"""The runs of the service: a table that can be searched, filtered and sorted, and the runs that the user has chosen."""
+"""The runs of the service: a table that can be searched, filtered and sorted, the runs that the user has chosen, and
+the load of the machine that they share.
+"""
 
 from __future__ import annotations
 
+import math
 import shlex
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.studio.model.revision import Revised
+
+if TYPE_CHECKING:
+    from palaestra.runs.machine import MachineUsage
 
 TONES: dict[Phase, str] = {
     Phase.QUEUED: "muted",
@@ -26,6 +34,7 @@ TONES: dict[Phase, str] = {
 }
 _KEYS = ("phase", "env", "agent", "runner", "tag", "seed")
 """Words of a search that name a column: `env:CartPole phase:failed`."""
+_MAX_SAMPLES = 120
 
 
 @dataclass(frozen=True)
@@ -35,7 +44,9 @@ class RunColumn:
     name: str
     title: str
     text: Callable[[RunRecord, float], str]
-    sort_key: Callable[[RunRecord], Any]
+    """The text of a cell, at a time."""
+    sort_key: Callable[[RunRecord, float], Any]
+    """What a run is sorted by, at a time; None or NaN comes last in both orders."""
     is_number: bool = False
 
 
@@ -70,12 +81,18 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole} s"
 
 
+def format_time(unix_time: float) -> str:
+    """A moment in the local time: `03 Feb 14:05`; empty for 0."""
+    return time.strftime("%d %b %H:%M", time.localtime(unix_time)) if unix_time else ""
+
+
 def format_count(number: int) -> str:
-    """A large number in few characters: `1.2 M`."""
-    for size, unit in ((1_000_000_000, "G"), (1_000_000, "M"), (10_000, "k")):
-        if number >= size:
-            return f"{number / (1000 if unit == 'k' else size):.3g} {unit}"
-    return f"{number:,}"
+    """A large number in few characters: `1.23 M`."""
+    if number < 10_000:
+        return f"{number:,}"
+    rounded = float(f"{number:.3g}")
+    size, unit = next((size, unit) for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if rounded >= size)
+    return f"{rounded / size:,.10g} {unit}"
 
 
 def status_text(record: RunRecord, now: float) -> str:
@@ -90,40 +107,25 @@ def status_text(record: RunRecord, now: float) -> str:
     return " · ".join(parts)
 
 
-def _optional(value: float | None) -> tuple[bool, float]:
-    """Sorts missing values last."""
-    return (value is not None, value if value is not None else 0.0)
-
-
 COLUMNS: tuple[RunColumn, ...] = (
-    RunColumn("phase", "status", lambda r, now: r.phase.value, lambda r: r.phase.value),
-    RunColumn("name", "run", lambda r, now: r.name or r.run_id, lambda r: (r.name or r.run_id).lower()),
-    RunColumn("agent", "agent", lambda r, now: r.agent_id, lambda r: r.agent_id),
-    RunColumn("env", "environment", lambda r, now: r.env_id, lambda r: r.env_id),
+    RunColumn("phase", "status", lambda r, now: r.phase.value, lambda r, now: r.phase.value),
+    RunColumn("name", "run", lambda r, now: r.name or r.run_id, lambda r, now: (r.name or r.run_id).lower()),
+    RunColumn("agent", "agent", lambda r, now: r.agent_id, lambda r, now: r.agent_id),
+    RunColumn("env", "environment", lambda r, now: r.env_id, lambda r, now: r.env_id),
     RunColumn(
         "return",
         "return",
         lambda r, now: "" if r.episode_return is None else f"{r.episode_return:.4g}",
-        lambda r: _optional(r.episode_return),
+        lambda r, now: r.episode_return,
         is_number=True,
     ),
-    RunColumn("steps", "steps", lambda r, now: format_count(r.env_step), lambda r: r.env_step, is_number=True),
+    RunColumn("steps", "steps", lambda r, now: format_count(r.env_step), lambda r, now: r.env_step, is_number=True),
     RunColumn(
-        "seed",
-        "seed",
-        lambda r, now: "" if r.seed is None else str(r.seed),
-        lambda r: _optional(r.seed),
-        is_number=True,
+        "seed", "seed", lambda r, now: "" if r.seed is None else str(r.seed), lambda r, now: r.seed, is_number=True
     ),
-    RunColumn(
-        "time",
-        "time",
-        lambda r, now: format_duration(elapsed_s(r, now)),
-        lambda r: _optional(elapsed_s(r, r.started or 0.0) if r.ended else r.started),
-        is_number=True,
-    ),
-    RunColumn("tags", "tags", lambda r, now: ", ".join(r.tags), lambda r: r.tags),
-    RunColumn("created", "started", lambda r, now: "", lambda r: r.created, is_number=True),
+    RunColumn("time", "time", lambda r, now: format_duration(elapsed_s(r, now)), elapsed_s, is_number=True),
+    RunColumn("tags", "tags", lambda r, now: ", ".join(r.tags), lambda r, now: r.tags or None),
+    RunColumn("created", "started", lambda r, now: format_time(r.created), lambda r, now: r.created, is_number=True),
 )
 _BY_NAME = {column.name: column for column in COLUMNS}
 
@@ -131,8 +133,9 @@ _BY_NAME = {column.name: column for column in COLUMNS}
 class RunsModel(Revised):
     """All runs that the studio knows."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
         super().__init__()
+        self._clock = clock
         self._records: dict[str, RunRecord] = {}
         self.search = ""
         self.sort_column = "created"
@@ -206,11 +209,14 @@ class RunsModel(Revised):
 
     def visible(self) -> list[RunRecord]:
         """The runs of the table, in its order."""
-        match = parse_search(self.search)
-        records = [record for record in self._records.values() if match(record)]
-        key = _BY_NAME[self.sort_column].sort_key
-        records.sort(key=lambda record: (key(record), record.created, record.run_id), reverse=self.is_descending)
-        return records
+        match, key, now = parse_search(self.search), _BY_NAME[self.sort_column].sort_key, self._clock()
+        values = {record.run_id: key(record, now) for record in self._records.values() if match(record)}
+        with_value = [run_id for run_id, value in values.items() if not _is_missing(value)]
+        without_value = [run_id for run_id, value in values.items() if _is_missing(value)]
+        created = {run_id: self._records[run_id].created for run_id in values}
+        with_value.sort(key=lambda run_id: (values[run_id], created[run_id], run_id), reverse=self.is_descending)
+        without_value.sort(key=lambda run_id: (created[run_id], run_id), reverse=self.is_descending)
+        return [self._records[run_id] for run_id in (*with_value, *without_value)]
 
     def all(self) -> list[RunRecord]:
         """All runs, whatever the search says."""
@@ -220,12 +226,27 @@ class RunsModel(Revised):
         """The runs that have not ended, oldest first."""
         return sorted((r for r in self._records.values() if not r.phase.has_ended), key=lambda r: r.created)
 
-    def by_phase(self) -> dict[Phase, int]:
-        """How many runs are in each phase."""
-        counts: dict[Phase, int] = {}
-        for record in self._records.values():
-            counts[record.phase] = counts.get(record.phase, 0) + 1
-        return counts
+
+class MachineModel(Revised):
+    """The load of the machine of the service: the newest sample, and the last ones for the gauges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.usage: MachineUsage | None = None
+        self.cpu: deque[float] = deque(maxlen=_MAX_SAMPLES)
+        self.memory: deque[float] = deque(maxlen=_MAX_SAMPLES)
+
+    def receive(self, usage: MachineUsage) -> None:
+        """A sample has arrived."""
+        self.usage = usage
+        self.cpu.append(usage.cpu)
+        if usage.memory_total_bytes:
+            self.memory.append(usage.memory_used_bytes / usage.memory_total_bytes)
+        self.touch()
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def parse_search(text: str) -> Callable[[RunRecord], bool]:
@@ -243,6 +264,8 @@ def _word_test(word: str) -> Callable[[RunRecord], bool]:
         inner = _word_test(word[1:])
         return lambda record: not inner(record)
     key, colon, value = word.partition(":")
+    if key == "seed" and value:
+        return lambda record: value == _column_text(record, key)
     if colon and key in _KEYS:
         return lambda record: value in _column_text(record, key)
     return lambda record: any(word in text for text in _searched_texts(record))
