@@ -109,7 +109,7 @@ TITLES = {
     "tools": "Tools",
     "service": "Service",
 }
-METHODS = ("get", "post", "delete")
+METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def description() -> dict[str, Any]:
