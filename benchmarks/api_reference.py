@@ -106,6 +106,7 @@ TITLES = {
     "episodes": "Recorded episodes",
     "files": "Files of a run",
     "trajectories": "Screen episodes of a run",
+    "presets": "Presets",
     "tools": "Tools",
     "service": "Service",
 }
