@@ -106,10 +106,11 @@ TITLES = {
     "episodes": "Recorded episodes",
     "files": "Files of a run",
     "trajectories": "Screen episodes of a run",
+    "presets": "Presets",
     "tools": "Tools",
     "service": "Service",
 }
-METHODS = ("get", "post", "delete")
+METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def description() -> dict[str, Any]:

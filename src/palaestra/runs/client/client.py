@@ -10,12 +10,13 @@ Every method sends one request, blocks, and may be called from any thread. Strea
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from palaestra.runs.client.checkpoint_requests import CheckpointRequests
 from palaestra.runs.client.file_requests import FileRequests
 from palaestra.runs.client.metric_requests import MetricRequests
-from palaestra.runs.client.requests import SLOW_TIMEOUT_S, quote
+from palaestra.runs.client.requests import SLOW_TIMEOUT_S, quote, quote_path
 from palaestra.runs.client.run_requests import RunRequests
 from palaestra.runs.play.state import EpisodeRecord, EpisodeStep, PlayRecord
 from palaestra.runs.runner import RunnerCapabilities
@@ -24,6 +25,7 @@ from palaestra.runs.wire import JsonObject, from_json
 if TYPE_CHECKING:
     from palaestra.runs.client.play import PlayConnection
     from palaestra.runs.play.spec import PlaySpec
+    from palaestra.runs.presets import Preset
 
 
 class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileRequests):
@@ -37,6 +39,25 @@ class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileReques
     def runner_schema(self, name: str, script: str | None = None) -> JsonObject:
         """JSON Schema of a runner's own keys; for some runners it depends on the script."""
         return dict(self.request("GET", f"/runners/{quote(name)}/schema", script=script))
+
+    def presets(self, kind: str | None = None) -> list[Preset]:
+        """Named values of forms of a kind (default: of all kinds), such as `train/cleanrl/dqn`."""
+        from palaestra.runs.presets import Preset
+
+        return [from_json(Preset, row) for row in self.request("GET", "/presets", kind=kind)]
+
+    def save_preset(self, kind: str, name: str, values: Mapping[str, object]) -> Preset:
+        """Create or replace a preset."""
+        from palaestra.runs.presets import Preset
+
+        path = f"/presets/{quote_path(kind)}/{quote(name)}"
+        return from_json(Preset, self.request("PUT", path, {"values": dict(values)}))
+
+    def delete_preset(self, kind: str, name: str) -> Preset:
+        """Delete a preset."""
+        from palaestra.runs.presets import Preset
+
+        return from_json(Preset, self.request("DELETE", f"/presets/{quote_path(kind)}/{quote(name)}"))
 
     def start_play(self, spec: PlaySpec) -> PlayRecord:
         """Start a play; returns when its environment is ready."""

@@ -96,6 +96,18 @@ class RunRequests(ServiceRequests):
             time.sleep(poll_s)
             poll_s = min(2 * poll_s, _MAX_POLL_S)
 
+    def update_run(
+        self,
+        run_id: str,
+        *,
+        name: str | None = None,
+        tags: Sequence[str] | None = None,
+        notes: str | None = None,
+    ) -> RunRecord:
+        """Change the title, tags and notes of a run, in any phase; None leaves a field as it is."""
+        body = {"name": name, "tags": None if tags is None else list(tags), "notes": notes}
+        return from_json(RunRecord, self.request("PATCH", f"/runs/{quote(run_id)}", body))
+
     def run_events(self, run_id: str) -> list[RunEvent]:
         """What has happened to a run, in order."""
         return [_read_run_event(row) for row in self.request("GET", f"/runs/{quote(run_id)}/life")]

@@ -33,7 +33,7 @@ from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import JsonObject, error_to_json
 
-_METHODS = ("DELETE", "GET", "HEAD", "POST")
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
 def build_api(

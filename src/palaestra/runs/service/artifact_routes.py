@@ -17,6 +17,7 @@ from palaestra.runs.service.schemas import NOT_FOUND, RunId, describe_errors, ne
 from palaestra.runs.wire import JsonObject, to_json
 
 RangeHeader: TypeAlias = Annotated[str | None, Header(alias="Range", max_length=80)]
+_JSON = "application/json"
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
@@ -34,7 +35,7 @@ def add_artifact_routes(app: FastAPI, reader: RunReader) -> None:
     @router.get(
         "/runs/{run_id}/artifacts/{name:path}",
         response_class=StreamingResponse,
-        responses=describe_file("the file", "*/*"),
+        responses=describe_file("the file", _JSON, "*/*"),
     )
     def artifact(
         run_id: RunId, name: Annotated[str, Path(max_length=1000)], wanted: RangeHeader = None
@@ -69,7 +70,7 @@ def send_file(file: BinaryIO, media_type: str, wanted: str | None) -> StreamingR
 
 
 def parse_range(header: str, size: int) -> tuple[int, int]:
-    """The first byte of a `Range` and the byte behind its last one; refused with a JSON error if it is bad."""
+    """The first byte of a `Range` and the byte behind its last one; refused with a _JSON error if it is bad."""
     match = _RANGE.fullmatch(header.strip())
     first, last = match.groups() if match is not None else ("", "")
     if not first + last or (first and last and int(last) < int(first)):
@@ -83,8 +84,9 @@ def parse_range(header: str, size: int) -> tuple[int, int]:
 
 def describe_file(what: str, *media_types: str) -> dict[int | str, JsonObject]:
     """OpenAPI descriptions of a file, of a part of it, and of the error responses."""
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    content = {"content": {kind: binary for kind in media_types}}
+    # A JSON file is any document.
+    schemas = {kind: {} if kind == _JSON else {"type": "string", "format": "binary"} for kind in media_types}
+    content = {"content": {kind: {"schema": schema} for kind, schema in schemas.items()}}
     return {
         200: {"description": what, **content},
         206: {"description": "a part of it", **content},

@@ -17,7 +17,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
+from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
 from palaestra.files.home import Home
 from palaestra.files.run_directory import check_run_id, new_run_id
 from palaestra.runs.archive.retention import RetentionAction
@@ -30,7 +30,7 @@ from palaestra.runs.ingest.stream import Ring, StreamItem, follow
 from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
-from palaestra.runs.record import RunChanges, RunEvent, RunRecord
+from palaestra.runs.record import RunChanges, RunEdit, RunEvent, RunRecord
 from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.event_log import RunEventLog
@@ -102,6 +102,7 @@ class Supervisor:
         self._archive = RunArchive(home, registry, catalogue, self._config.retention, clock)
         self._runs: dict[str, SupervisedRun] = {}
         self._reserved: set[str] = set()
+        self._editing = asyncio.Lock()
         self._generation = registry.generation
         self._draining = False
         self._queue_file = QueueFile(home)
@@ -181,7 +182,7 @@ class Supervisor:
         paths = await asyncio.to_thread(create_run, self._home, run_id, spec, plan)
         try:
             run = self._supervise(initial_record(run_id, spec, plan, self._clock()), spec)
-            facts = {"digest": plan.digest(), "consent": consent or "", **plan_facts(plan)}
+            facts = {"digest": plan.digest(), "consent": consent or "", **plan_facts(spec, plan)}
             await run.state.note("note", reason="submitted", facts=facts)
         except Exception:
             # A request that was answered with an error must not run later.
@@ -241,6 +242,21 @@ class Supervisor:
         plan = (await self.planner.preview(spec, attempt)).require_plan(consent)
         check_work_left(record, request, point, plan)
         return spec, point, resume_columns(record, request, point, plan)
+
+    async def edit(self, run_id: str, changes: RunEdit) -> RunRecord:
+        """Change what people wrote about a run, in any phase. An archived run has to be restored first."""
+        async with self._editing:
+            run = self._runs.get(check_run_id(run_id))
+            if run is not None:
+                await run.state.edit(changes)
+                return self.get_run(run_id)
+            with self._reserve(run_id):
+                record = self.get_run(run_id)
+                if record.archived or not self._home.run(run_id).path.is_dir():
+                    reason = "is archived" if record.archived else "its directory is gone"
+                    raise ConfigError("run", run_id, reason, f"palaestra runs restore {run_id}")
+                state = RunStateWriter(self._home, self._registry, record, self._clock, self._bus)
+                return await state.edit(changes)
 
     async def drain(self, on: bool) -> None:
         """Stop or start launching new runs; the next service keeps this setting."""
@@ -429,9 +445,11 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _reserve(self, run_id: str) -> Iterator[None]:
-        """Exclude concurrent requests that archive, delete, restore or resume the run."""
+        """Exclude concurrent requests that archive, delete, restore, resume or edit the run."""
         if run_id in self._reserved:
-            raise IllegalTransition(f"{run_id} is being archived, deleted, restored or resumed by another request")
+            raise IllegalTransition(
+                f"{run_id} is being archived, deleted, restored, resumed or edited by another request"
+            )
         self._reserved.add(run_id)
         try:
             yield
