@@ -45,8 +45,6 @@ def test_cleanrl_keeps_the_rules(tmp_path):
     check_runner(CleanrlRunner, RunSpec(runner="cleanrl", script="shaped", config=config, python=PYTHON), tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(SB3_PYTHON is None, reason="no interpreter with stable_baselines3 is known")
 def test_sb3_keeps_the_rules(tmp_path):
     config = {"algorithm": {"n_steps": 128}, "total_timesteps": 256}
     spec = RunSpec(runner="sb3", script="ppo", env_id="CartPole-v1", config=config, python=SB3_PYTHON)
