@@ -16,14 +16,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
-from palaestra.runs.runner import AttemptPaths, Finding, Machine
+from palaestra.runs.runner import AttemptPaths, Finding, Machine, PolicyRequest
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject, from_json
 
@@ -132,6 +132,14 @@ def choose_python(spec: RunSpec, checkout: Path | None = None) -> Interpreter:
         if own.is_file():
             return Interpreter(str(own), f"the checkout's {place}")
     return Interpreter(sys.executable, "the run service's own")
+
+
+def choose_policy_python(request: PolicyRequest, checkout: Path | None = None) -> Interpreter:
+    """The interpreter that trained a checkpoint if it still exists, else that of a new run with the same spec."""
+    argv = request.command.get("argv")
+    if isinstance(argv, list) and argv and isinstance(argv[0], str) and os.access(argv[0], os.X_OK):
+        return Interpreter(argv[0], "the one it was trained with")
+    return choose_python(request.spec or RunSpec(), checkout)
 
 
 def _find_interpreter(python: str, invoked_from: Path) -> str:
@@ -260,6 +268,25 @@ def environment_findings(probed: Probe, env_id: str) -> list[Finding]:
 def inherited_variables(machine: Machine) -> dict[str, str]:
     """Variables of the service that a trainer or a probe inherits."""
     return {name: value for name, value in machine.environment.items() if _INHERITED.fullmatch(name)}
+
+
+def policy_environment(pythonpath: Sequence[str] = ()) -> dict[str, str]:
+    """Variables of a policy process in addition to those of the play, whose module path it must not inherit."""
+    return {
+        "PYTHONPATH": ":".join(pythonpath),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "SDL_VIDEODRIVER": "dummy",
+    }
+
+
+def require_packages(interpreter: Interpreter, probed: Probe, needed: Mapping[str, str]) -> None:
+    """Raise `ConfigError` with the command that installs what an interpreter lacks."""
+    for finding in python_findings(interpreter, probed, needed, oldest=(3, 8)):
+        if finding.level == "refused":
+            name = finding.check.partition(":")[2]
+            raise ConfigError("python", interpreter.path, f"{name} {finding.text}".strip(), finding.remedy)
 
 
 def trainer_environment(

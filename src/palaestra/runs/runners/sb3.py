@@ -7,28 +7,45 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from pydantic import Field
 
 from palaestra.config import Section, closest_names, parse_section
-from palaestra.errors import ConfigError
+from palaestra.errors import CheckpointError, ConfigError
+from palaestra.files.checkpoint import digest_file
+from palaestra.runs.checkpoints.sb3_zip import Sb3Zip, find_statistics
 from palaestra.runs.process.interpreter import (
     Interpreter,
     Probe,
     ProbedParameter,
+    choose_policy_python,
     choose_python,
     cuda_findings,
     environment_findings,
+    policy_environment,
     probe,
     python_findings,
+    require_packages,
     trainer_environment,
 )
-from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, RunnerCapabilities, StdoutLines
+from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.runner import (
+    AttemptPaths,
+    Finding,
+    LaunchPlan,
+    Machine,
+    PolicyPlan,
+    PolicyRequest,
+    RunnerCapabilities,
+    StdoutLines,
+)
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
 PROGRAM = Path(__file__).with_name("programs") / "sb3_program.py"
+POLICY_PROGRAM = PROGRAM.with_name("policy_program.py")
 ALGORITHMS = {
     **{name.lower(): f"stable_baselines3:{name}" for name in ("PPO", "A2C", "DQN", "SAC", "TD3", "DDPG")},
     **{name.lower(): f"sb3_contrib:{name}" for name in ("TRPO", "QRDQN", "TQC")},
@@ -60,7 +77,9 @@ class Sb3Runner:
     """Runs algorithms of Stable-Baselines3."""
 
     name = "sb3"
-    capabilities = RunnerCapabilities(title="Stable-Baselines3", warm_start=True, resume=True, video=True)
+    capabilities = RunnerCapabilities(
+        title="Stable-Baselines3", offline_inference=True, warm_start=True, resume=True, video=True
+    )
 
     def config_schema(self, spec: RunSpec) -> JsonObject:
         """The keys of `Sb3Config`."""
@@ -124,6 +143,53 @@ class Sb3Runner:
             resolved={**config.model_dump(), "env_id": spec.env_id, "seed": spec.seed or 0, "class": address},
             versions={"python": probed.version_text, **{k: v for k, v in probed.packages.items() if v is not None}},
         )
+
+    def plan_policy(self, request: PolicyRequest, machine: Machine) -> PolicyPlan:
+        """`policy_program.py` in the interpreter that trained it; the library's own `load` only with consent."""
+        checkpoint = request.checkpoint
+        if request.unsafe:
+            raise CheckpointError("checkpoint", checkpoint.checkpoint_id, request.unsafe, "Use another checkpoint")
+        try:
+            described = Sb3Zip(checkpoint.path)
+        except ValueError as error:
+            raise CheckpointError("checkpoint", checkpoint.checkpoint_id, str(error), "Use another one") from None
+        loader = _find_loader(checkpoint, described) if described.serialized else ""
+        interpreter = choose_policy_python(request)
+        needed = _required_packages(RunSpec(), loader or described.module)
+        require_packages(interpreter, probe(interpreter, machine, packages=tuple(needed)), needed)
+        spec = request.spec or RunSpec()
+        # The spaces are those of training, whatever the parameters of the play are.
+        env_kwargs = request.parameters if request.spec is None else spec.config.get("env_kwargs") or {}
+        argv = [interpreter.path, str(POLICY_PROGRAM), "sb3", checkpoint.path, "--sha256", checkpoint.sha256]
+        env_id = spec.env_id or checkpoint.env_id or request.env_id
+        argv += [f"--env={env_id}", "--env-kwargs", json.dumps(env_kwargs)]
+        argv += [] if request.deterministic else ["--sample"]
+        foreign_code = ""
+        if loader:
+            argv += ["--unpickle", loader]
+            foreign_code = f"{Path(checkpoint.path).name} holds {'; '.join(described.serialized)}"
+        plan = PolicyPlan(argv=tuple(argv), environment=policy_environment(), foreign_code=foreign_code)
+        statistics = find_statistics(Path(checkpoint.path))
+        if statistics is None:
+            return plan
+        extended = replace(
+            plan,
+            argv=(*argv, "--statistics", str(statistics), "--statistics-sha256", digest_file(statistics).sha256),
+            foreign_code="; ".join(filter(None, (foreign_code, f"the pickle {statistics.name} of VecNormalize"))),
+        )
+        return extended if foreign_code else replace(plan, alternative=extended)
+
+
+def _find_loader(checkpoint: CheckpointRecord, described: Sb3Zip) -> str:
+    """The class that can load a whole zip. Raises `CheckpointError` if there is none."""
+    algorithm = checkpoint.agent_id.rpartition("/")[2].lower()
+    address = ALGORITHMS.get(algorithm if algorithm in ALGORITHMS else described.algorithm, "")
+    if address and described.has_objects:
+        return address
+    why = "which its import left out" if address else f"and its algorithm is none of {', '.join(ALGORITHMS)}"
+    reason = f"it needs {'; '.join(described.serialized)}, {why}"
+    remedy = "Import it again with --trust" if address else "Name the algorithm at the import: --agent sb3/ppo"
+    raise CheckpointError("checkpoint", checkpoint.checkpoint_id, reason, remedy)
 
 
 def _parse_spec(spec: RunSpec) -> tuple[Sb3Config, str]:
