@@ -60,6 +60,10 @@ class ProbeRequest(TypedDict, total=False):
     """Address of a class whose parameters are returned."""
     wrappers: tuple[str, ...]
     """Names that `gymnasium.wrappers` may lack."""
+    registry: bool
+    """Whether to list the registered environments."""
+    parameters_of: str
+    """Id or address of an environment whose parameters are returned."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,20 @@ class ProbedParameter:
     required: bool
     kind: str
     """Its annotation as text."""
+    opaque: bool = False
+    """Whether it has a default that JSON cannot represent."""
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class RegisteredEnvironment:
+    """An environment in the registry of Gymnasium."""
+
+    env_id: str
+    entry_point: str
+    max_episode_steps: int | None
+    missing: str
+    """The module that it needs and that is not installed; empty when nothing is missing."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +119,11 @@ class Probe:
     missing_wrappers: tuple[str, ...] = ()
     """Requested names that `gymnasium.wrappers` does not have."""
     arguments: Mapping[str, ProbedParameter] | None = None
-    """Parameters of the requested class by name; None without a request, and if it cannot be imported."""
+    """Parameters of the requested class or environment by name; None without a request, and if it cannot be found."""
+    registry: tuple[RegisteredEnvironment, ...] | None = None
+    """The registered environments; None without a request, and if Gymnasium is not installed."""
     import_error: str = ""
-    """Why the requested class cannot be imported."""
+    """Why the requested class, environment or registry cannot be read."""
 
     @property
     def env_signature(self) -> JsonObject:
@@ -162,18 +182,28 @@ def _find_interpreter(python: str, invoked_from: Path) -> str:
 
 
 def probe(
-    interpreter: Interpreter, machine: Machine, *, pythonpath: tuple[str, ...] = (), **request: Unpack[ProbeRequest]
+    interpreter: Interpreter,
+    machine: Machine,
+    *,
+    pythonpath: tuple[str, ...] = (),
+    max_age_s: float = CACHE_S,
+    refresh: bool = False,
+    **request: Unpack[ProbeRequest],
 ) -> Probe:
-    """Run the probe in an interpreter. The answer is cached until its packages change, at most a minute."""
+    """Run the probe in an interpreter. The answer is cached until its packages change, and at most for `max_age_s`.
+
+    `refresh` asks in any case. A probe that failed is repeated after a minute.
+    """
     environment = {**inherited_variables(machine), "PYTHONDONTWRITEBYTECODE": "1", "SDL_VIDEODRIVER": "dummy"}
     if pythonpath:
         environment["PYTHONPATH"] = ":".join(pythonpath)
     key = (interpreter.path, _packages_changed(interpreter.path), json.dumps([request, environment], sort_keys=True))
     now = time.monotonic()
-    for stale in [known for known, (_, since) in _cache.items() if now - since > CACHE_S]:
-        del _cache[stale]
-    if key not in _cache:
-        _cache[key] = (_run_probe(interpreter.path, request, environment), now)
+    for old in [known for known, (_, expires) in _cache.items() if now > expires]:
+        del _cache[old]
+    if key not in _cache or refresh:
+        answer = _run_probe(interpreter.path, request, environment)
+        _cache[key] = (answer, now + (CACHE_S if answer.error else max_age_s))
     return _cache[key][0]
 
 
@@ -208,16 +238,17 @@ def _run_probe(python: str, request: ProbeRequest, environment: Mapping[str, str
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return Probe(error=f"exit code {done.returncode}: {last[:300]}")
-    env, parameters = answer.get("env"), answer.get("arguments", {})
-    takes = parameters.get("takes")
+    env, parameters, registry = answer.get("env"), answer.get("arguments", {}), answer.get("registry", {})
+    takes, rows = parameters.get("takes"), registry.get("environments")
     return Probe(
         version=tuple(int(part) for part in answer["python"].split(".")),
         packages=answer["packages"],
         cuda=answer.get("cuda", False),
         env=None if env is None else from_json(ProbedEnvironment, env),
         missing_wrappers=tuple(answer.get("missing_wrappers", ())),
-        arguments=takes and {name: from_json(ProbedParameter, parameter) for name, parameter in takes.items()},
-        import_error=parameters.get("reason", ""),
+        arguments=None if takes is None else {n: from_json(ProbedParameter, data) for n, data in takes.items()},
+        registry=None if rows is None else tuple(from_json(RegisteredEnvironment, row) for row in rows),
+        import_error=parameters.get("reason", "") or registry.get("reason", ""),
     )
 
 

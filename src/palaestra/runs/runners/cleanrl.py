@@ -18,6 +18,8 @@ from pathlib import Path
 
 from palaestra.config import closest_names
 from palaestra.errors import CheckpointError, ConfigError
+from palaestra.runs.catalogue import EnvironmentInfo, ScriptInfo
+from palaestra.runs.process.environments import list_environments, read_parameters
 from palaestra.runs.process.interpreter import (
     Interpreter,
     Probe,
@@ -31,6 +33,7 @@ from palaestra.runs.process.interpreter import (
     require_packages,
     trainer_environment,
 )
+from palaestra.runs.process.parameter_schema import object_schema
 from palaestra.runs.runner import (
     AttemptPaths,
     EventFiles,
@@ -43,6 +46,7 @@ from palaestra.runs.runner import (
     RunnerCapabilities,
     StdoutLines,
 )
+from palaestra.runs.runners.cleanrl_catalogue import describe_scripts
 from palaestra.runs.runners.cleanrl_imports import ScannedImports, scan_imports
 from palaestra.runs.runners.cleanrl_script import (
     Script,
@@ -69,6 +73,8 @@ _DISTRIBUTIONS = {
     "memory_gym": "memory-gym",
     "huggingface_hub": "huggingface-hub",
 }
+_BASIC_PACKAGES = {name: name for name in ("gymnasium", "torch", "tensorboard", "tyro")}
+"""Packages that every script for torch imports at its top."""
 _LOCAL = frozenset({"cleanrl", "cleanrl_utils", "ppo_trxl", "pom_env"})
 _REGISTER_NOTHING = frozenset({"gymnasium", "numpy", "torch", "tyro", "tensorboard", "flax", "jax", "optax", "rich"})
 """Packages that register no environments. Others may register an id that Gymnasium does not know."""
@@ -135,6 +141,33 @@ class CleanrlRunner:
             arguments = read_script(_find_script(spec.script, checkout)).arguments
             properties |= argument_schema(argument for argument in arguments if argument.name not in _RUN_OPTIONS)
         return {"type": "object", "properties": properties, "additionalProperties": False}
+
+    def scripts(self, spec: RunSpec, machine: Machine) -> list[ScriptInfo]:
+        """The scripts of the checkout."""
+        checkout = _find_checkout(spec, machine.environment)
+        paths = [checkout / "cleanrl" / f"{name}.py" for name in _script_names(checkout)]
+        return describe_scripts(paths, choose_python(spec, checkout), machine, _DISTRIBUTIONS)
+
+    def environments(self, spec: RunSpec, machine: Machine, *, refresh: bool = False) -> list[EnvironmentInfo]:
+        """What Gymnasium has registered in the interpreter of the checkout, with Atari if it is installed."""
+        interpreter = choose_python(spec, _find_checkout(spec, machine.environment))
+        return list_environments(interpreter, machine, register=("ale_py",), refresh=refresh)
+
+    def environment_parameters(self, env_id: str, spec: RunSpec, machine: Machine) -> JsonObject:
+        """None: the scripts make their environments without arguments. Raises if there is no such environment."""
+        interpreter = choose_python(spec, _find_checkout(spec, machine.environment))
+        read_parameters(env_id, interpreter, machine, register=("ale_py",))
+        return object_schema({})
+
+    def readiness(self, spec: RunSpec, machine: Machine) -> list[Finding]:
+        """Whether there are a checkout and the packages that all scripts need."""
+        checkout = _find_checkout(spec, machine.environment)
+        interpreter = choose_python(spec, checkout)
+        probed = probe(interpreter, machine, packages=tuple(_BASIC_PACKAGES))
+        return [
+            Finding("checkout", "ok", f"{len(_script_names(checkout))} scripts in {checkout}"),
+            *python_findings(interpreter, probed, _BASIC_PACKAGES, oldest=(3, 8)),
+        ]
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
         """Check checkout, script, flags, interpreter, packages, environment and credentials."""
@@ -216,10 +249,8 @@ class CleanrlRunner:
             reason = "a play has no wrappers for Atari, on whose frames it was trained"
             raise CheckpointError("checkpoint", checkpoint.checkpoint_id, reason, "Play a script without them")
         interpreter = choose_policy_python(request, script.checkout)
-        # The script imports tyro and tensorboard when it is imported.
-        needed = {name: name for name in ("gymnasium", "torch", "tensorboard", "tyro")}
-        probed = probe(interpreter, machine, packages=tuple(needed))
-        require_packages(interpreter, probed, needed)
+        probed = probe(interpreter, machine, packages=tuple(_BASIC_PACKAGES))
+        require_packages(interpreter, probed, _BASIC_PACKAGES)
         sources = [str(path) for path in _source_files(script)]
         sha256 = _hash_script(script)
         argv = [interpreter.path, str(POLICY_PROGRAM), "cleanrl", checkpoint.path, "--sha256", checkpoint.sha256]
