@@ -102,6 +102,7 @@ TITLES = {
     "archive": "Archiving and deleting",
     "checkpoints": "Checkpoints",
     "runners": "Runners",
+    "environments": "Environments and tasks",
     "play": "Plays",
     "episodes": "Recorded episodes",
     "files": "Files of a run",

@@ -207,7 +207,7 @@ def test_an_ended_run_shows_the_most_it_took_and_not_what_it_took_last(started, 
 def test_what_gives_clips_depends_on_who_trains(started, runs, home):
     run_id = started("steps=2")
     assert runs("videos", run_id).out == (
-        "No videos. Only its own trainer (echo) can play its checkpoints. "
+        "No videos. Clips are recorded of checkpoints of palaestra only. "
         "Start a new run with palaestra runs start --video: the trainer then records while it trains.\n"
     )
     record = runs("videos", run_id, "--record")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from palaestra.config import suggest_name
 from palaestra.errors import SessionRefused
@@ -75,6 +75,18 @@ class Suite(Protocol):
 
     def make(self, name: str, seed: int, params: Mapping[str, Any]) -> Task:
         """The task; `SessionRefused` (`unknown_task`, `bad_params`) when it does not exist."""
+
+
+@runtime_checkable
+class DescribedSuite(Suite, Protocol):
+    """A suite that describes the parameters of its tasks, for forms."""
+
+    def parameters(self, name: str) -> dict[str, Any]:
+        """JSON Schema of each parameter of a task, by name."""
+
+
+STEP_LIMIT_SCHEMA = {"type": "integer", "minimum": 1, "description": "Maximum number of actions in an episode."}
+"""JSON Schema of the parameter `step_limit`, which all tasks of ours have."""
 
 
 def parse_params(given: Mapping[str, Any], **known: tuple[type, Any]) -> dict[str, Any]:

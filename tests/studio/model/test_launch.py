@@ -1,10 +1,10 @@
 import json
 
 import pytest
-from palaestra.runs.presets import Preset
 
 from palaestra.cli.catalog import schema as print_schema
 from palaestra.runs.catalogue import Readiness, ScriptInfo
+from palaestra.runs.presets import Preset
 from palaestra.runs.runner import Finding, LaunchPreview, RunnerCapabilities
 from palaestra.runs.runners.sb3 import Sb3Config
 from palaestra.studio.model.form import Form

@@ -62,7 +62,7 @@ def deploy(
 ) -> Deployment:
     """Deploy a checkpoint. Raises `CheckpointError` when a check fails; the current deployment then stays."""
     if record.format != "palaestra":
-        remedy = "Only checkpoints of palaestra can be played here; use its own trainer"
+        remedy = "Only checkpoints of palaestra can be deployed; load this one into a play instead"
         raise CheckpointError(_PLACE, record.checkpoint_id, f"is of the format {record.format}", remedy)
     verdict = verify(record, clock)
     if not verdict.fits:
