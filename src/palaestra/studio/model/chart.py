@@ -2,7 +2,7 @@
 
 The service sends any range of a curve in a bounded number of points that keep its extremes, so a curve of ten million
 points costs as much as one of two thousand. Points that arrive live are appended and, when there are too many, thinned
-the same way.
+the same way. As in the service, the points of a resumed run replace those that it made before from their step on.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ from palaestra.runs.series import MetricPoint
 from palaestra.studio.model.revision import Revised
 
 Floats: TypeAlias = NDArray[np.float64]
-XAxis: TypeAlias = Literal["step", "time", "wall time", "episode"]
+XAxis: TypeAlias = Literal["step", "time", "episode"]
+_Points: TypeAlias = NDArray[np.float64]
+"""Rows of step, value and time. The steps do not decrease."""
 MAX_POINTS = 4096
 """Points of a curve that are kept; the service sends at most half of them."""
 REQUEST_POINTS = 2000
 _GRID = 400
 """Places at which the curves of a group are compared."""
+_MAX_EXPONENT = 200.0
+"""Powers of the smoothing weight stay above exp(-200), far from the smallest float."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +61,8 @@ class Curve:
     """One metric of one run."""
 
     def __init__(self) -> None:
-        self._points: NDArray[np.float64] = np.empty((0, 3))
-        self._detail: NDArray[np.float64] = np.empty((0, 3))
+        self._points: _Points = np.empty((0, 3))
+        self._detail: _Points = np.empty((0, 3))
         self._new: list[MetricPoint] = []
 
     def __len__(self) -> int:
@@ -66,39 +70,42 @@ class Curve:
 
     def set_points(self, points: Sequence[MetricPoint]) -> None:
         """The whole curve, from the service. Points that arrived meanwhile and are newer stay."""
-        last = points[-1].step if points else -math.inf
-        newer = [point for point in self._new if point.step > last]
-        self._points, self._new = _as_array(points), newer
+        self._fold()
+        known, whole = self._points, _as_array(points)
+        if len(whole):
+            step, _, time = whole[-1]
+            known = known[(known[:, 0] > step) | ((known[:, 0] == step) & (known[:, 2] > time))]
+        self._points = np.concatenate([whole, known])
 
     def set_detail(self, points: Sequence[MetricPoint]) -> None:
         """A part of the curve in more detail, for a chart that shows only this part."""
         self._detail = _as_array(points)
 
     def append(self, points: Iterable[MetricPoint]) -> None:
-        """New points, in their order."""
+        """New points, in their order. Points that are already known are not doubled."""
         self._new.extend(points)
-
-    @property
-    def last(self) -> MetricPoint | None:
-        """The newest point."""
-        if self._new:
-            return self._new[-1]
-        if not len(self._points):
-            return None
-        step, value, time = self._points[-1]
-        return MetricPoint(int(step), float(value), float(time))
 
     def arrays(self) -> tuple[Floats, Floats, Floats]:
         """Steps, values and times: the whole curve, with the detail where there is some."""
-        if self._new:
-            self._points = _thin(np.concatenate([self._points, _as_array(self._new)]))
-            self._new = []
+        self._fold()
         points = self._points
         if len(self._detail):
             first, last = self._detail[0, 0], self._detail[-1, 0]
             before, after = points[points[:, 0] < first], points[points[:, 0] > last]
             points = np.concatenate([before, self._detail, after])
         return points[:, 0], points[:, 1], points[:, 2]
+
+    def _fold(self) -> None:
+        """Put the new points behind the others."""
+        if not self._new:
+            return
+        points = np.concatenate([self._points, _as_array(self._new)])
+        self._new = []
+        steps = points[:, 0]
+        is_kept = steps <= np.minimum.accumulate(steps[::-1])[::-1]
+        if not is_kept.all():  # the run was resumed from an earlier step
+            points, self._detail = points[is_kept], self._detail[:0]
+        self._points = _thin(_drop_repeated(points))
 
 
 @dataclass(frozen=True)
@@ -137,14 +144,16 @@ class Charts(Revised):
             self.touch()
 
     def set_curve(self, run_id: str, metric: str, points: Sequence[MetricPoint]) -> None:
-        """A whole curve has arrived."""
-        self._curve(run_id, metric).set_points(points)
-        self.touch()
+        """A whole curve has arrived; that of a run that is no longer chosen is not kept."""
+        if self._is_chosen(run_id):
+            self._curve(run_id, metric).set_points(points)
+            self.touch()
 
     def set_detail(self, run_id: str, metric: str, points: Sequence[MetricPoint]) -> None:
         """A part of a curve has arrived in more detail."""
-        self._curve(run_id, metric).set_detail(points)
-        self.touch()
+        if self._is_chosen(run_id):
+            self._curve(run_id, metric).set_detail(points)
+            self.touch()
 
     def append(self, run_id: str, points: Mapping[str, Sequence[MetricPoint]]) -> None:
         """New points of a run; curves that no chart shows are not kept."""
@@ -165,14 +174,8 @@ class Charts(Revised):
         """Note that a curve was requested, so that new points are kept from now on."""
         self._curve(run_id, metric)
 
-    def last_value(self, run_id: str, metric: str) -> float | None:
-        """The newest value of a metric."""
-        curve = self._curves.get((run_id, metric))
-        last = None if curve is None else curve.last
-        return None if last is None else last.value
-
     def lines(self, metric: str) -> list[ChartLine]:
-        """The lines of a metric."""
+        """The lines of a metric. By episode, runs that do not count their episodes have none."""
         lines = []
         for source in self.sources:
             curve = self._curves.get((source.run_id, metric))
@@ -180,7 +183,8 @@ class Charts(Revised):
                 continue
             step, value, time = curve.arrays()
             x = self._x(source, step, time)
-            lines.append((source, x, value))
+            if x is not None:
+                lines.append((source, x, value))
         if self.options.grouped:
             return self._group(lines)
         return [self._smooth(ChartLine(source.run_id, source.label, x, y)) for source, x, y in lines]
@@ -194,16 +198,18 @@ class Charts(Revised):
     def _curve(self, run_id: str, metric: str) -> Curve:
         return self._curves.setdefault((run_id, metric), Curve())
 
-    def _x(self, source: CurveSource, step: Floats, time: Floats) -> Floats:
-        if self.options.x_axis == "wall time":
-            return time
+    def _is_chosen(self, run_id: str) -> bool:
+        return any(source.run_id == run_id for source in self.sources)
+
+    def _x(self, source: CurveSource, step: Floats, time: Floats) -> Floats | None:
         if self.options.x_axis == "time":
-            return time - (source.started or (time[0] if len(time) else 0.0))
+            return time - (source.started or time[0])
         if self.options.x_axis == "episode":
             episodes = self._curves.get((source.run_id, "episodes"))
-            if episodes is not None and len(episodes):
-                at, count, _ = episodes.arrays()
-                return np.interp(step, at, count)
+            if episodes is None or not len(episodes):
+                return None
+            at, count, _ = episodes.arrays()
+            return np.interp(step, at, count)
         return step
 
     def _smooth(self, line: ChartLine) -> ChartLine:
@@ -227,41 +233,69 @@ class Charts(Revised):
 
 
 def combine_lines(key: str, label: str, lines: Sequence[tuple[Floats, Floats]], smoothing: float = 0.0) -> ChartLine:
-    """The mean of several lines and the band of one standard deviation, where all of them have values."""
-    first = max(float(x[0]) for x, _ in lines)
-    last = min(float(x[-1]) for x, _ in lines)
-    grid = np.linspace(first, max(first, last), _GRID)
-    values = np.stack([np.interp(grid, x, smooth(y, smoothing)) for x, y in lines])
-    mean, spread = values.mean(axis=0), values.std(axis=0)
+    """The mean of several lines and the band of one standard deviation, at each place of the lines that reach it."""
+    first, last = min(float(x[0]) for x, _ in lines), max(float(x[-1]) for x, _ in lines)
+    grid = np.linspace(first, last, _GRID if last > first else 1)
+    values = np.stack([_sample(grid, x, smooth(y, smoothing)) for x, y in lines])
+    is_known = np.isfinite(values)
+    count = is_known.sum(axis=0)
+    grid, values, is_known, count = grid[count > 0], values[:, count > 0], is_known[:, count > 0], count[count > 0]
+    mean = np.where(is_known, values, 0.0).sum(axis=0) / count
+    spread = np.sqrt(np.where(is_known, (values - mean) ** 2, 0.0).sum(axis=0) / count)
     return ChartLine(key, label, grid, mean, mean - spread, mean + spread)
 
 
 def smooth(values: Floats, weight: float) -> Floats:
-    """Exponential moving average without the bias towards the first value; NaN is passed over."""
-    if weight <= 0 or not len(values):
+    """Exponential moving average without the bias towards the first value; values that are not finite are passed over.
+
+    average(n) = (1 - w) * (v(n) + w * v(n - 1) + w² * v(n - 2) + …) / (1 - wⁿ)
+    """
+    if not 0 < weight < 1:
         return values
-    result = np.empty(len(values))
-    average, mass = 0.0, 0.0
-    for index, value in enumerate(values.tolist()):
-        if math.isfinite(value):
-            average = weight * average + (1 - weight) * value
-            mass = weight * mass + (1 - weight)
-        result[index] = average / mass if mass else value
+    is_finite = np.isfinite(values)
+    finite = values[is_finite]
+    sums, carry = np.empty(len(finite)), 0.0
+    size = max(1, int(_MAX_EXPONENT / -math.log(weight)))
+    for start in range(0, len(finite), size):
+        part = finite[start : start + size]
+        powers = weight ** np.arange(1, len(part) + 1)
+        sums[start : start + size] = powers * (carry + (1 - weight) * np.cumsum(part / powers))
+        carry = sums[start + len(part) - 1]
+    averages = sums / (1 - weight ** np.arange(1, len(finite) + 1))
+    newest = np.cumsum(is_finite) - 1
+    result: Floats = np.where(newest >= 0, np.append(averages, np.nan)[newest], values)
     return result
 
 
-def _as_array(points: Sequence[MetricPoint]) -> NDArray[np.float64]:
+def _sample(grid: Floats, x: Floats, y: Floats) -> Floats:
+    """The values of a line at the places of a grid; NaN where it does not reach."""
+    is_finite = np.isfinite(y)
+    if not is_finite.any():
+        return np.full(len(grid), np.nan)
+    return np.interp(grid, x[is_finite], y[is_finite], left=np.nan, right=np.nan)
+
+
+def _as_array(points: Sequence[MetricPoint]) -> _Points:
     return np.array(points, np.float64).reshape(-1, 3)
 
 
-def _thin(points: NDArray[np.float64]) -> NDArray[np.float64]:
-    """At most `MAX_POINTS` points: of equal stretches, the lowest and the highest."""
+def _drop_repeated(points: _Points) -> _Points:
+    """Points that were sent twice, once."""
+    is_same = (points[1:] == points[:-1]) | (np.isnan(points[1:]) & np.isnan(points[:-1]))
+    distinct: _Points = points[np.append(True, ~is_same.all(axis=1))]
+    return distinct
+
+
+def _thin(points: _Points) -> _Points:
+    """At most `MAX_POINTS` points: of equal stretches the lowest and the highest, and the first and the last of all."""
     if len(points) <= MAX_POINTS:
         return points
     stretch = -(-len(points) // (MAX_POINTS // 4))
-    keep = {0, len(points) - 1}
-    values = np.nan_to_num(points[:, 1], nan=0.0)
-    for start in range(0, len(points), stretch):
-        part = values[start : start + stretch]
-        keep |= {start + int(part.argmin()), start + int(part.argmax())}
-    return points[sorted(keep)]
+    count = -(-len(points) // stretch)
+    values = np.full(count * stretch, np.nan)
+    values[: len(points)] = points[:, 1]
+    rows, starts = values.reshape(count, stretch), np.arange(count) * stretch
+    lowest = starts + np.where(np.isnan(rows), np.inf, rows).argmin(axis=1)
+    highest = starts + np.where(np.isnan(rows), -np.inf, rows).argmax(axis=1)
+    thinned: _Points = points[np.unique(np.concatenate([[0, len(points) - 1], lowest, highest]))]
+    return thinned

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -14,6 +15,8 @@ from palaestra.runs.runner import RunnerCapabilities
 from palaestra.studio.model.revision import Revised
 
 Integrity: TypeAlias = Literal["verified", "unchecked", "damaged"]
+_VERSION = re.compile(r"-v\d+$")
+"""Ends the id of a Gymnasium environment, which may have a namespace as the name of a screen task has."""
 
 
 @dataclass(frozen=True)
@@ -153,11 +156,13 @@ class CheckpointsModel(Revised):
 def find_mismatch(trained: str, chosen: str) -> str:
     """Why a policy that was trained in one environment cannot act in another; empty when it can."""
     one, other = trained.removeprefix("compiled/"), chosen.removeprefix("compiled/")
-    if not one or one == other:
-        return ""
-    if "/" in one and "/" in other and ":" not in one + other and not one.startswith("palaestra/"):
-        return ""  # screen tasks: a model acts on any screen
+    if not one or one == other or (_is_screen_task(one) and _is_screen_task(other)):
+        return ""  # a model that acts on a screen acts on any screen
     return f"It was trained in {trained}, and {chosen} is chosen."
+
+
+def _is_screen_task(name: str) -> bool:
+    return "/" in name and ":" not in name and not name.startswith("palaestra/") and not _VERSION.search(name)
 
 
 def _integrity(record: CheckpointRecord) -> Integrity:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from palaestra.runs.comparison import Comparison
 from palaestra.runs.record import RunEvent
 from palaestra.studio.model.form import flatten
 from palaestra.studio.model.revision import Revised
+
+if TYPE_CHECKING:
+    from palaestra.runs.comparison import Comparison
 
 MAX_LOG_CHARACTERS = 400_000
 
@@ -43,16 +45,16 @@ class RunDetails(Revised):
             self.touch()
 
     def set_events(self, run_id: str, events: Sequence[RunEvent]) -> None:
-        """The events of the run have arrived."""
+        """The events of the run have arrived; later ones that arrived before them stay."""
         if run_id == self.run_id:
-            self.events = tuple(events)
+            by_number = {event.seq: event for event in (*self.events, *events)}
+            self.events = tuple(by_number[number] for number in sorted(by_number))
             self.touch()
 
     def add_event(self, run_id: str, event: RunEvent) -> None:
         """Something happened to the run."""
         if run_id == self.run_id and event.seq not in {one.seq for one in self.events}:
-            self.events = (*self.events, event)
-            self.touch()
+            self.set_events(run_id, (event,))
 
     def set_command(self, run_id: str, command: Mapping[str, Any]) -> None:
         """The command of the run has arrived."""
@@ -92,8 +94,8 @@ class RunDetails(Revised):
     # ------------------------------------------------------------------ metrics
 
     def set_metrics(self, run_id: str, metrics: Mapping[str, object]) -> None:
-        """The metrics of a run have arrived."""
-        self._metrics[run_id] = dict(metrics)
+        """The metrics of a run have arrived; new ones of which points arrived before them stay."""
+        self._metrics[run_id] = {**self._metrics.get(run_id, {}), **metrics}
         self.touch()
 
     def add_metrics(self, run_id: str, names: Iterable[str]) -> bool:

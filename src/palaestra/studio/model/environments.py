@@ -71,6 +71,8 @@ class EnvironmentsModel(Revised):
             self.form.set_schema(schema)
             if self._wanted:
                 self.form.load(self._wanted)
+                self._wanted = {}  # the same schema may arrive again, and must not undo what the user enters
+            self.problem = ""
             self.touch()
 
     def fail(self, env_id: str, problem: str) -> None:

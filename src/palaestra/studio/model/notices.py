@@ -55,12 +55,16 @@ class Notices(Revised):
         key: str = "",
         lasting: bool = False,
     ) -> None:
-        """Show a notice. A repetition of one that is shown starts its time again."""
+        """Show a notice. A repetition of one that is shown starts its time again, and is one entry of the history."""
         key = key or f"{level} {text}"
         self._count += 1
         notice = Notice(self._count, level, text, detail, self._clock(), action, perform, key, lasting)
-        self._shown = [*(old for old in self._shown if old.key != key), notice][-_MAX_SHOWN:]
-        self.history = [*self.history, notice][-_MAX_KEPT:]
+        repeated = {old.number for old in self._shown if old.key == key and old.text == text}
+        self._shown = [*(old for old in self._shown if old.key != key), notice]
+        if len(self._shown) > _MAX_SHOWN:
+            # A lasting notice gives way only to other lasting ones.
+            self._shown.remove(next((old for old in self._shown[:-1] if not old.lasting), self._shown[0]))
+        self.history = [*(old for old in self.history if old.number not in repeated), notice][-_MAX_KEPT:]
         self.touch()
 
     def dismiss(self, *, number: int = 0, key: str = "") -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ _NAMED_KEYS = frozenset(
     "Enter Tab Escape Backspace Delete ArrowLeft ArrowRight ArrowUp ArrowDown Home End PageUp PageDown".split()
 )
 _MODIFIERS = ("Control", "Alt", "Meta")
+_MODIFIER_KEYS = frozenset((*_MODIFIERS, "Shift"))
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,9 @@ class PlayModel(Revised):
         if play_id != self.play_id:
             return
         if isinstance(report, StepReport):
+            last = self.last_step
+            if last is not None and (last.episode, last.step) == (report.episode, report.step):
+                return  # a new connection begins with the newest step
             self.steps.append(report)
             if report.is_last:
                 self.episodes.append(
@@ -96,7 +100,7 @@ class PlayModel(Revised):
             self.state = report
         elif isinstance(report, PlayNotice):
             self.notices.append(report)
-        elif isinstance(report, PlayEnded):
+        else:
             self.ended = report
             self.input.clear()
         self.touch()
@@ -106,16 +110,12 @@ class PlayModel(Revised):
         notices, self.notices = self.notices, []
         return notices
 
-    def episode_rewards(self) -> list[float]:
-        """The rewards of the current episode, as far as they are kept."""
-        last = self.last_step
-        if last is None:
-            return []
-        return [step.reward for step in self.steps if step.episode == last.episode and step.step > 0]
-
 
 class PersonInput:
-    """Keys, sliders and clicks of the person as actions of the play."""
+    """Keys, sliders and clicks of the person as actions of the play.
+
+    The case of a letter does not matter: Shift may be pressed or released while the letter is held.
+    """
 
     def __init__(self, state: Callable[[], PlayState | None]) -> None:
         self._state = state
@@ -128,59 +128,56 @@ class PersonInput:
         """The keys that are held, in the order in which they were pressed."""
         return tuple(self._pressed)
 
-    @property
-    def last_number(self) -> int:
-        """Number of the newest input."""
-        return self._count
-
     def clear(self) -> None:
-        """Forget the keys that are held, for example when the window loses the focus."""
+        """Forget the keys and sliders that are held."""
         self._pressed.clear()
         self._axis_values.clear()
 
     def press(self, key: str) -> Act | None:
         """A key was pressed; None if it means nothing here."""
-        controls = self._controls
-        if controls is None or key in self._pressed or not self._is_bound(key, controls):
+        controls, key = self._controls, _ignore_case(key)
+        if controls is None or key in self._pressed or not _is_bound(key, controls):
             return None
         self._pressed.append(key)
-        if self._is_turn_based and controls.kind == "choices":
-            return self._act(_find_choice(controls, key))
         return self._current_action(controls)
 
     def release(self, key: str) -> Act | None:
-        """A key was released; the keys that are still held apply."""
-        controls = self._controls
+        """A key was released; the keys that are still held apply, except where each press is a move."""
+        controls, key = self._controls, _ignore_case(key)
         if key not in self._pressed:
             return None
         self._pressed.remove(key)
-        if controls is None or (self._is_turn_based and controls.kind == "choices"):
-            return None
-        return self._current_action(controls)
+        return None if controls is None or self._is_turn_based else self._current_action(controls)
 
     def release_all(self) -> Act | None:
-        """All keys were released."""
-        if not self._pressed and not self._axis_values:
-            return None
+        """All keys and sliders were released, for example because the window has lost the focus."""
+        is_held = bool(self._pressed or self._axis_values)
         self.clear()
-        return self._act(None)
+        is_heard = self._controls is not None and not self._is_turn_based
+        return self._act(None) if is_held and is_heard else None
 
     def choose(self, index: int, *, held: bool) -> Act | None:
-        """A button of a choice was pressed, or released when not `held`."""
+        """A button of a choice was pressed; when not `held`, it was released and the keys apply again."""
         controls = self._controls
         if controls is None or not 0 <= index < len(controls.choices):
             return None
-        return self._act(controls.choices[index].action if held else None)
+        if held:
+            return self._act(controls.choices[index].action)
+        return None if self._is_turn_based else self._current_action(controls)
 
     def set_axis(self, index: int, value: float | None) -> Act | None:
-        """A slider was moved; None releases it."""
+        """A slider was moved; None: it was released. Where each action is a move, the release makes it."""
         controls = self._controls
         if controls is None or not 0 <= index < len(controls.axes):
             return None
-        if value is None:
-            self._axis_values.pop(index, None)
-        else:
+        if value is not None:
             self._axis_values[index] = value
+            return None if self._is_turn_based else self._current_action(controls)
+        if self._is_turn_based:
+            move = self._current_action(controls) if index in self._axis_values else None
+            self._axis_values.pop(index, None)
+            return move
+        self._axis_values.pop(index, None)
         return self._current_action(controls)
 
     def click(self, x: int, y: int, *, button: str = "left", times: int = 1) -> Act | None:
@@ -198,6 +195,8 @@ class PersonInput:
     def type_key(self, key: str, modifiers: tuple[str, ...] = ()) -> Act | None:
         """A key for the screen of a task: characters are typed, named keys and chords are pressed."""
         chord = [name for name in _MODIFIERS if name in modifiers]
+        if key in _MODIFIER_KEYS:
+            return None  # the chord comes with its last key
         if not chord and len(key) == 1 and key.isprintable():
             return self._act_on_screen({"kind": "type", "text": key})
         if chord or key in _NAMED_KEYS:
@@ -213,11 +212,6 @@ class PersonInput:
     def _is_turn_based(self) -> bool:
         state = self._state()
         return state is not None and state.environment.turn_based
-
-    def _is_bound(self, key: str, controls: Controls) -> bool:
-        if controls.kind == "choices":
-            return any(key in choice.keys for choice in controls.choices)
-        return any(key in (*axis.negative_keys, *axis.positive_keys) for axis in controls.axes)
 
     def _current_action(self, controls: Controls) -> Act:
         if controls.kind == "choices":
@@ -241,8 +235,18 @@ class PersonInput:
 
     def _act(self, action: Any) -> Act:
         self._count += 1
-        return replace(Act(action), input=self._count)
+        return Act(action, self._count)
+
+
+def _ignore_case(key: str) -> str:
+    return key.lower() if len(key) == 1 else key
+
+
+def _is_bound(key: str, controls: Controls) -> bool:
+    keys = [choice.keys for choice in controls.choices]
+    keys += [(*axis.negative_keys, *axis.positive_keys) for axis in controls.axes]
+    return any(key in some for some in keys)
 
 
 def _find_choice(controls: Controls, key: str) -> Any:
-    return next(choice.action for choice in controls.choices if key in choice.keys)
+    return next((choice.action for choice in controls.choices if key in choice.keys), None)

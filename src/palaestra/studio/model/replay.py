@@ -89,6 +89,7 @@ class ReplayModel(Revised):
         """The steps have arrived."""
         if self.record is not None and self.record.episode_id == episode_id:
             self.steps = tuple(steps)
+            self.seek(self.position)
             self.touch()
 
     def fail(self, text: str) -> None:

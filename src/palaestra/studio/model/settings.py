@@ -6,7 +6,7 @@ Written whole and atomically. A file that cannot be read is kept beside the new 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ def settings_file() -> Path:
 
 
 class Settings:
-    """Values by name. A value of the wrong type reads as its default."""
+    """Values by name, such as JSON can hold. A value of the wrong type reads as its default."""
 
     def __init__(self, path: Path | None) -> None:
         """`path` None keeps the settings in memory only."""
@@ -32,18 +32,18 @@ class Settings:
         self._is_changed = False
         self.problem = ""
         """Why the stored settings were not used; empty when they were."""
-        if path is not None and path.exists():
+        if path is not None:
             self._load(path)
 
     def get(self, name: str, default: _T) -> _T:
         """A value, or the default if there is none of this type."""
         value = self._values.get(name, default)
-        return value if type(value) is type(default) or default is None else default
+        return deepcopy(value) if type(value) is type(default) or default is None else default
 
     def set(self, name: str, value: Any) -> None:
         """Change a value; `save` writes it."""
-        if self._values.get(name) != value:
-            self._values[name] = value
+        if name not in self._values or self._values[name] != value:
+            self._values[name] = deepcopy(value)
             self._is_changed = True
 
     def save(self) -> None:
@@ -52,15 +52,18 @@ class Settings:
             return
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(self._path, {"schema": _SCHEMA, **self._values}, durable=False)
+            write_json(self._path, {**self._values, "schema": _SCHEMA}, durable=False)
             self._is_changed = False
         except OSError as error:
-            self.problem = f"{self._path} cannot be written ({error.strerror})"
+            self.problem = f"{self._path} cannot be written ({error.strerror})."
 
     def _load(self, path: Path) -> None:
-        stored = read_json(path)
-        if isinstance(stored, Mapping) and stored.get("schema") == _SCHEMA:
-            self._values = {str(name): value for name, value in stored.items() if name != "schema"}
+        try:
+            stored = read_json(path) if path.exists() else {"schema": _SCHEMA}
+        except (OSError, RecursionError):  # a directory that is closed to the user; brackets without an end
+            stored = None
+        if stored is not None and stored.get("schema") == _SCHEMA:
+            self._values = {name: value for name, value in stored.items() if name != "schema"}
             return
         aside = path.with_suffix(".unreadable.json")
         try:
