@@ -24,6 +24,7 @@ from palaestra.runs.wire import JsonObject, from_json
 
 if TYPE_CHECKING:
     from palaestra.runs.client.play import PlayConnection
+    from palaestra.runs.machine import MachineUsage
     from palaestra.runs.play.spec import PlaySpec
     from palaestra.runs.presets import Preset
 
@@ -39,6 +40,12 @@ class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileReques
     def runner_schema(self, name: str, script: str | None = None) -> JsonObject:
         """JSON Schema of a runner's own keys; for some runners it depends on the script."""
         return dict(self.request("GET", f"/runners/{quote(name)}/schema", script=script))
+
+    def machine(self) -> MachineUsage:
+        """Usage of the service's machine, its queue, and the service itself."""
+        from palaestra.runs.machine import MachineUsage
+
+        return from_json(MachineUsage, self.request("GET", "/machine"))
 
     def presets(self, kind: str | None = None) -> list[Preset]:
         """Named values of forms of a kind (default: of all kinds), such as `train/cleanrl/dqn`."""
