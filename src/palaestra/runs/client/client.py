@@ -24,12 +24,19 @@ from palaestra.runs.wire import from_json
 
 if TYPE_CHECKING:
     from palaestra.runs.client.play import PlayConnection
+    from palaestra.runs.machine import MachineUsage
     from palaestra.runs.play.spec import PlaySpec
     from palaestra.runs.presets import Preset
 
 
 class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileRequests, CatalogueRequests):
     """The run service of a state directory, or the one at a URL."""
+
+    def machine(self) -> MachineUsage:
+        """Usage of the service's machine, its queue, and the service itself."""
+        from palaestra.runs.machine import MachineUsage
+
+        return from_json(MachineUsage, self.request("GET", "/machine"))
 
     def presets(self, kind: str | None = None) -> list[Preset]:
         """Named values of forms of a kind (default: of all kinds), such as `train/cleanrl/dqn`."""

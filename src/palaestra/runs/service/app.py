@@ -60,7 +60,7 @@ def build_api(
     add_metric_routes(app, reader)
     add_stream_routes(app, supervisor, reader, closing)
     add_checkpoint_routes(app, reader, registry)
-    add_tool_routes(app, supervisor, reader, tensorboards)
+    add_tool_routes(app, supervisor, reader, tensorboards, closing)
     add_video_routes(app, reader)
     add_artifact_routes(app, reader)
     add_trajectory_routes(app, reader)

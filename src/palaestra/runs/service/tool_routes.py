@@ -13,7 +13,9 @@ from palaestra.config import parse_section
 from palaestra.errors import LaunchRefused, UnknownEnvironment, UnknownRun
 from palaestra.files.home import Home
 from palaestra.runs.catalogue import EnvironmentInfo, Readiness, ScriptInfo, TaskInfo
+from palaestra.runs.machine import MachineUsage
 from palaestra.runs.presets import Preset, delete_preset, list_presets, save_preset
+from palaestra.runs.process.machine_usage import MachineMonitor
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runner import Finding, Machine, Runner, RunnerCapabilities
 from palaestra.runs.runners.catalogues import (
@@ -69,10 +71,13 @@ class TensorBoardResponse(ResponseBody):
     """The runs that it shows."""
 
 
-def add_tool_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, tensorboards: TensorBoards) -> None:
-    """Add the routes to the application."""
+def add_tool_routes(
+    app: FastAPI, supervisor: Supervisor, reader: RunReader, tensorboards: TensorBoards, closing: asyncio.Event
+) -> None:
+    """Add the routes to the application. Sampling of the machine ends when `closing` is set."""
     _add_runner_routes(app, supervisor.planner)
     _add_environment_routes(app, supervisor.planner)
+    monitor = MachineMonitor(reader.home, lambda: supervisor.planner.slots.gpus, closing)
     service_router = new_router("service")
     tools_router = new_router("tools")
 
@@ -80,6 +85,14 @@ def add_tool_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, ten
     def doctor() -> list[JsonObject]:
         """What works on this machine, what would fail, and how to fix it."""
         return [to_json(finding) for finding in examine(reader.home)]
+
+    @service_router.get("/machine", response_model=MachineUsage)
+    async def machine() -> JsonObject:
+        """Usage of processor, memory, disk and GPUs, the queue, and the service itself.
+
+        While it is requested, samples are taken in the background once a second, so a request costs next to nothing.
+        """
+        return to_json(MachineUsage.of(await monitor.usage(), supervisor.queue_status()))
 
     @tools_router.get("/runs/{run_id}/tracking", responses=NOT_FOUND, response_model=Tracking)
     def tracking(run_id: RunId) -> JsonObject:

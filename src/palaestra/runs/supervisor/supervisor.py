@@ -42,8 +42,11 @@ from palaestra.runs.supervisor.launch_planner import LaunchPlanner, Preview
 from palaestra.runs.supervisor.queue import (
     QueuedRun,
     QueueFile,
+    QueueStatus,
     Slots,
+    WaitingRun,
     next_launches,
+    sort_queue,
     waiting_reason,
     waiting_reasons,
 )
@@ -71,6 +74,8 @@ from palaestra.telemetry.event import Record
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_MAX_LISTED = 200
+"""Queued runs in a `QueueStatus`."""
 
 
 class Supervisor:
@@ -310,6 +315,19 @@ class Supervisor:
             raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
         return row
 
+    def queue_status(self) -> QueueStatus:
+        """What runs and what waits, and why."""
+        queued = sort_queue(self._list_queued())
+        return QueueStatus(
+            slots=self.planner.slots.max_running,
+            running=len(self._runs) - len(queued),
+            num_queued=len(queued),
+            queued=tuple(
+                WaitingRun(run.run_id, self._waiting_reasons.get(run.run_id, "")) for run in queued[:_MAX_LISTED]
+            ),
+            draining=self._draining,
+        )
+
     # Streams
 
     def ring(self, run_id: str) -> Ring | None:
@@ -375,19 +393,18 @@ class Supervisor:
         """Launch the queued runs that fit. Idempotent."""
         if self._context is None:
             return
-        queued: list[QueuedRun] = []
-        running: dict[str, tuple[str, ...]] = {}
-        for run_id, run in self._runs.items():
-            if run.is_queued:
-                queued.append(QueuedRun(run_id, run.state.record.priority, run.state.record.created, run.spec.gpus))
-            else:
-                running[run_id] = run.gpus
+        queued = self._list_queued()
+        running = {run_id: run.gpus for run_id, run in self._runs.items() if not run.is_queued}
         self._waiting_reasons = waiting_reasons(queued, running, self.planner.slots, self._draining)
         self._queue_file.write(self._draining, self._waiting_reasons)
         for run_id, leased in next_launches(queued, running, self.planner.slots, self._draining).items():
             run = self._runs[run_id]
             run.gpus, run.has_slot = leased, True
             self._tasks.spawn(run.launch())
+
+    def _list_queued(self) -> list[QueuedRun]:
+        runs = ((run_id, run.state.record, run.spec) for run_id, run in self._runs.items() if run.is_queued)
+        return [QueuedRun(run_id, record.priority, record.created, spec.gpus) for run_id, record, spec in runs]
 
     async def _scan_periodically(self) -> None:
         """Keep the registry complete and the rows of unsupervised runs up to date."""
