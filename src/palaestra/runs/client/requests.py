@@ -160,9 +160,11 @@ class ServiceRequests:
     def _endpoint(self, refresh: bool) -> Endpoint:
         if self._configured is not None:
             return self._configured
-        if self._discovered is None or refresh:
-            self._discovered = ensure_service(self.home)
-        return self._discovered
+        known = self._discovered
+        # The port may belong to the service of another state directory by now, which must not get the token.
+        if known is None or refresh or find_service(self.home, check=False) != known:
+            known = self._discovered = ensure_service(self.home)
+        return known
 
     def _stream(
         self,
