@@ -76,14 +76,19 @@ one sentence for people.
 Streams are server-sent events with an `id`. A request with `Last-Event-ID` (or `?after=`) continues after that id, from
 memory or from files, and delivers every event exactly once. A complete stream ends with `event: end`; when it ends
 without that event, the connection broke and the client reconnects. A comment is sent at least every 10 s. A slow reader
-is served from files and does not take up memory of the service.
+is served from files and does not take up memory of the service. `/stream` and `/stream/metrics` have no ids: they begin
+with the moment of connecting, and their clients read the past with other routes
+([Live curves](run-metrics.md#live-curves)).
 
 | event | data |
 | --- | --- |
-| `life` | an event of the run (`RunEvent`) |
+| `run` | an event of the run (`RunEvent`) |
 | `alarm` | the same, for alarms that start or end |
 | `event` | one line of the journal: `TrainingStep`, `EpisodeSummary`, `CheckpointSaved`, … ([metrics](metrics.md)) |
 | `log` | `{"text": …}`, whole lines of output; the id is the offset of the next line |
+| `history` | `{"run_id"}` of `/stream/metrics`: the stored series of the run have everything up to now; load them |
+| `points` | `{"run_id", "points"}` of `/stream/metrics`: lists of step, value and time by metric |
+| `run_end` | `{"run_id"}` of `/stream/metrics`: the run has ended; the stream goes on |
 | `end` | the stream is complete |
 
 NaN and infinities are the strings `"NaN"`, `"Infinity"` and `"-Infinity"`, as in all JSON that Palaestra writes. Times
@@ -99,10 +104,13 @@ TITLES = {
     "runners": "Runners",
     "play": "Plays",
     "episodes": "Recorded episodes",
+    "files": "Files of a run",
+    "trajectories": "Screen episodes of a run",
+    "presets": "Presets",
     "tools": "Tools",
     "service": "Service",
 }
-METHODS = ("get", "post", "delete")
+METHODS = ("get", "post", "put", "patch", "delete")
 
 
 def description() -> dict[str, Any]:

@@ -19,7 +19,7 @@ VAGUE_SUFFIXES = ("Manager", "Helper", "Utils", "Util", "Handler", "Processor", 
 # Kernels are loop nests that must compile to one function; dispatch between pieces is what they exist to avoid.
 LONG_ON_PURPOSE = {"_policy_gradient", "train_joint"}
 # Adjectives and states that PyTorch, asyncio and the standard library use the same way, and words that only look alike.
-STATES = {"closed", "finished", "failed", "terminated", "truncated", "expired"}
+STATES = {"closed", "finished", "failed", "terminated", "truncated", "expired", "resolved"}
 LOOKALIKES = {"seed", "feed", "need", "embed", "speed", "exceed", "proceed", "succeed"}
 IRREGULAR_PARTICIPLES = set(
     "said told found made taken kept held given shown seen known sent begun done gone written drawn broken chosen "

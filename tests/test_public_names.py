@@ -71,6 +71,15 @@ sys.exit(f"imports {{heavy}}" if heavy else 0)
     assert done.returncode == 0, done.stderr
 
 
+def test_the_trajectories_that_the_run_service_shows_are_read_without_torch():
+    code = """
+import sys, palaestra.experience, palaestra.experience.trajectory, palaestra.experience.trajectory_archive
+sys.exit(str([name for name in ("torch", "tensordict", "transformers") if name in sys.modules] or ""))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stderr.strip() == "", done.stderr
+
+
 def test_what_a_gateway_reads_its_configuration_with_loads_no_torch():
     code = """
 import sys, palaestra.cli.services, palaestra.gateway.serving, palaestra.config.file

@@ -1,5 +1,6 @@
 """`palaestra runs` with a service in the same process."""
 
+import io
 import json
 import os
 import re
@@ -256,3 +257,41 @@ def test_resume_takes_a_checkpoint_and_more_steps(runs, home, started):
     assert "earlier    attempt 1 succeeded" in runs("show", run_id).out
     assert runs("resume", run_id, "steps").err.startswith("error: override = 'steps': is not key=value")
     assert "unknown key" in runs("resume", run_id, "stebs=80").err
+
+
+def test_a_run_is_given_a_title_tags_and_notes_and_shown_with_them(runs, started, monkeypatch):
+    run_id = started("steps=1")
+    result = runs("edit", run_id[:-1], "--name", "Baseline", "--tag", "a", "--tag", "b", "--notes", "one\ntwo")
+    assert (result.code, result.out) == (0, f"{run_id} changed\n")
+    shown = runs("show", run_id).out
+    assert "Baseline" in shown
+    assert "Notes:\n  one\n  two" in shown
+    monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe"))
+    row = json.loads(runs("edit", run_id, "--notes", "-", "--no-tags", "--json").out)
+    assert (row["name"], row["tags"], row["notes"]) == ("Baseline", [], "from a pipe")
+    assert run_id in runs("list", "--search", "pipe").out
+    assert json.loads(runs("edit", run_id, "--name", "", "--json").out)["name"] == ""
+
+
+def test_a_title_cannot_command_the_terminal(runs, started):
+    run_id = started("steps=1")
+    assert runs("edit", run_id, "--notes", "\x1b]0;pwned\x07red \x1b[31m").code == 0
+    assert "\x1b" not in runs("show", run_id).out
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "nothing to change is given"),
+        (["--tag", "a", "--no-tags"], "contradicts --tag"),
+        (["--name", "two\nlines"], "line break"),
+        (["--name", "x" * 201], "name"),
+        (["--notes", "sk-abcdefghijklmnop"], "token"),
+    ],
+)
+def test_bad_edits_are_refused_in_one_line(runs, started, words, reason):
+    run_id = started("steps=1")
+    result = runs("edit", run_id, *words)
+    assert (result.code, reason in result.err) == (2, True), result
+    assert len(result.err.strip().splitlines()) == 1
+    assert runs("edit", "nobody", "--name", "x").code == 2

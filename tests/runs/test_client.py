@@ -20,7 +20,7 @@ from palaestra.errors import (
 )
 from palaestra.files.atomic import read_json
 from palaestra.runs import TrainerService
-from palaestra.runs.client import client, connect
+from palaestra.runs.client import connect, requests
 from palaestra.runs.client.connect import ensure_service, find_service, stop_service
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunEvent
@@ -254,8 +254,8 @@ def test_a_service_that_falls_silent_is_named(home, monkeypatch, caplog):
     with service(home) as said:
         trainer = TrainerService(home)
         assert trainer.runs() == []
-        monkeypatch.setattr(client, "_WARN_AFTER_S", 0.1)
-        monkeypatch.setattr(client, "_QUICK_TIMEOUT_S", 0.3)
+        monkeypatch.setattr(requests, "_WARN_AFTER_S", 0.1)
+        monkeypatch.setattr(requests, "_QUICK_TIMEOUT_S", 0.3)
         os.kill(said["pid"], signal.SIGSTOP)
         try:
             with pytest.raises(ServiceUnreachable, match=rf"process {said['pid']}\) has not answered GET /runs for"):

@@ -111,7 +111,7 @@ def test_the_newest_of_ten_thousand_runs_are_found_without_looking_at_the_others
 def test_what_follows_a_run_is_loaded_without_numpy_or_a_web_server():
     code = """
 import sys
-from palaestra.runs.ingest import ring, stdout
+from palaestra.runs.ingest import stdout, stream
 from palaestra.runs.series import MetricPoint
 from palaestra.runs.state import progress
 from palaestra.runs.store import registry

@@ -637,7 +637,7 @@ def test_one_change_of_a_run_at_a_time(home):
             first, *others = await asyncio.gather(*(change(run_id) for change in changes), return_exceptions=True)
             assert first.archived
             assert {str(other) for other in others} == {
-                f"{run_id} is being archived, deleted, restored or resumed by another request"
+                f"{run_id} is being archived, deleted, restored, resumed or edited by another request"
             }
             await supervisor.restore(run_id)
             assert (await supervisor.resume(run_id)).phase is Phase.QUEUED

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
-from palaestra.experience.trajectory import TokenLogProbs, TurnInput
+from palaestra.experience.turn_scoring import TokenLogProbs, TurnInput
 from palaestra.policy.vlm.generation import SampleRequest
 from palaestra.policy.vlm.module_policy import ModulePolicy
 from palaestra.policy.vlm.prompt import Prompt

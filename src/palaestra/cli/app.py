@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, str | Group] = {
             "export-tensorboard": "palaestra.cli.runs.read:export_tensorboard",
             "tensorboard": "palaestra.cli.runs.manage:tensorboard",
             "videos": "palaestra.cli.runs.read:videos",
+            "edit": "palaestra.cli.runs.manage:edit",
             "archive": "palaestra.cli.runs.manage:archive",
             "restore": "palaestra.cli.runs.manage:restore",
             "delete": "palaestra.cli.runs.manage:delete",

@@ -3,8 +3,7 @@
 A turn holds the pictures of the prompt (by SHA-256), the exact prompt tokens, the sampled tokens, and the
 log-probability and policy version of each. Arrays are read-only, and the file contains a digest of everything.
 
-The learner and the policy are in different layers and share these types: the learner passes recorded turns
-(`TurnInput`), and the policy scores exactly their tokens (`TokenLogProbs`, `ParsedReply`) without re-tokenising.
+Imports no torch: the run service shows trajectories. What a policy makes of a recorded turn is in `turn_scoring`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,6 @@ from safetensors import SafetensorError
 
 from palaestra.errors import ExperienceError
 from palaestra.files.atomic import write_bytes
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 SCHEMA = 2
 """Since 2, turns record the fingerprint of the weights, and rewards are those of the environment."""
@@ -226,43 +222,3 @@ def _rebuild(facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
     }
     episode = facts["episode"] | {"outcome": Outcome(facts["episode"]["outcome"])}
     return Trajectory(turns=tuple(turns), pictures=pictures, **episode)
-
-
-@dataclass(frozen=True, eq=False)
-class TurnInput:
-    """A recorded turn with everything needed to score it."""
-
-    turn: Turn
-    pictures: Mapping[str, bytes] = field(repr=False)
-    """Encoded pictures by SHA-256, including those of the turn."""
-    temperature: float = 1.0
-    """Sampling temperature."""
-
-
-@dataclass(frozen=True, eq=False)
-class TokenLogProbs:
-    """A policy's scores of the sampled tokens of B turns of at most G tokens."""
-
-    log_probs: Tensor
-    """`[B, G]` of the recorded tokens at their sampling temperature; 0 where padded."""
-    mask: Tensor
-    """`[B, G]` bool: True where there is a token, from the left."""
-    entropy: Tensor | None = None
-    """`[B, G]` entropy in nats of each token's distribution; 0 where padded. None unless requested."""
-    values: Tensor | None = None
-    """`[B]`, at the last prompt token. None unless requested."""
-
-
-class ParsedReply(NamedTuple):
-    """The tokens of a recorded turn, decoded by a policy."""
-
-    text: str
-    action: Mapping[str, Any] | None
-    """As `Turn.action`; None if unreadable."""
-    image_size: tuple[int, int]
-    """Width and height of the current screen in the prompt of this model."""
-
-
-def turn_inputs(trajectory: Trajectory) -> list[TurnInput]:
-    """The turns of an episode as inputs for a policy."""
-    return [TurnInput(turn, trajectory.pictures, trajectory.temperature) for turn in trajectory.turns]

@@ -6,7 +6,7 @@ var/training/                     under $PALAESTRA_HOME, else under the current 
     service/                      lock  token  endpoint.json  service.log     (directory mode 0700)
     checkpoints/<id>/             imported or deployed ones        deployed/<env>.json     deployed checkpoint
     archive/<run_id>.tar.gz       archived runs                    trash/<run_id>.<time>/  deleted runs
-    episodes/<episode_id>/        recorded episodes of plays
+    episodes/<episode_id>/        recorded episodes of plays       presets/<kind>/<name>.json     values of forms
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class Home:
     """Deleted runs, until they are purged."""
     episodes = PathIn("episodes")
     """Recorded episodes of plays."""
+    presets = PathIn("presets")
+    """Named values of forms."""
     service = PathIn("service")
     """Files of the run service; mode 0700."""
     lock = PathIn("service/lock")

@@ -10,8 +10,8 @@
             plan.json, launch.json, process.json, stop.json, exit.json, stdout.log, system.jsonl, series/, videos/,
             work/, tmp/                  of the run service
 
-spec.json, events.jsonl and the last two lines exist only for runs of the run service. A resume adds an attempt; nothing
-is reused.
+spec.json and the last two lines exist only for runs of the run service; of other runs, events.jsonl holds what people
+changed about them. A resume adds an attempt; nothing is reused.
 """
 
 from __future__ import annotations

@@ -29,6 +29,29 @@ def memory_limit(cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup")
     return min(limits)
 
 
+def memory_usage(
+    cgroups: Path = _CGROUPS, own: Path = Path("/proc/self/cgroup"), meminfo: Path = Path("/proc/meminfo")
+) -> tuple[int, int]:
+    """Memory in use and in total, in bytes: of the machine, or of this process' control group if that has a limit."""
+    facts = {}
+    for line in meminfo.read_text().splitlines():
+        name, _, amount = line.partition(":")
+        facts[name] = int(amount.split()[0]) * 1024 if amount.split() else 0
+    machine, limit = facts.get("MemTotal", 0), memory_limit(cgroups, own)
+    used = machine - facts.get("MemAvailable", 0)
+    if limit >= machine:
+        return used, machine
+    try:
+        group = cgroups / own.read_text().rpartition("::")[2].strip().lstrip("/")
+        group = group if group.is_dir() else cgroups
+        counters = dict(line.split() for line in (group / "memory.stat").read_text().splitlines())
+        # Like the machine's, without files that the kernel drops when memory is needed.
+        used = int((group / "memory.current").read_text()) - int(counters.get("inactive_file", 0))
+    except (OSError, ValueError):
+        pass
+    return min(used, limit), limit
+
+
 def _limits_above(root: Path, path: str, name: str) -> list[int]:
     """Limits of a control group and of its parents; a container sees its own group as the root."""
     place = root / path.lstrip("/")

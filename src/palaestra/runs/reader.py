@@ -16,7 +16,7 @@ from palaestra.errors import ConfigError, UnknownRun
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory, check_run_id
-from palaestra.redaction import Redactor
+from palaestra.redaction import Redactor, redact_secrets
 from palaestra.runs.phase import Phase, determine_outcome
 from palaestra.runs.record import LASTING_ALARMS, RunEvent, RunRecord
 from palaestra.runs.state.attempt_files import read_exit_facts, read_status
@@ -27,8 +27,8 @@ from palaestra.runs.supervisor.queue import QueueFile, waiting_reason
 from palaestra.runs.wire import JsonObject, upgrade_names
 
 if TYPE_CHECKING:
-    from palaestra.runs.series import MetricPoint
-    from palaestra.runs.series.reader import MetricInfo, RunSeries
+    from palaestra.runs.series import MetricInfo, MetricPoint
+    from palaestra.runs.series.reader import RunSeries
 
 _MAX_LINE_BYTES = 1 << 20
 _SERIES_LOCK_TIMEOUT_S = 5.0
@@ -67,7 +67,7 @@ class RunReader:
     ) -> list[RunRecord]:
         """Runs that match all filters in their current state, newest first; with `before`, those older than that run.
 
-        Every word of `search` must occur in the id, the agent, the environment, a tag or the reason.
+        Every word of `search` must occur in the id, name, agent, environment, a tag, the notes or the reason.
         """
         before_key = None if before is None else _sort_key(self.run(before))
         filters_later = phases is not None or agent_id is not None or bool(search)
@@ -131,10 +131,15 @@ class RunReader:
         return RunEventLog(self.paths(run_id)).read()
 
     def document(self, run_id: str, name: str, attempt: int | None = None) -> JsonObject:
-        """The stored `spec`, `resolved` or `command` (of an attempt, default: the newest); empty when there is none."""
-        paths = self.attempt(run_id, attempt) if name == "command" else None
-        document = read_json((paths or self.paths(run_id)).path / f"{name}.json") or {}
-        return upgrade_names(document) if name == "spec" else document
+        """The stored `spec`, or the `resolved` or `command` of an attempt (default: the newest); empty without one."""
+        paths = None if name == "spec" else self.attempt(run_id, attempt)
+        document = None if paths is None else read_json(paths.path / f"{name}.json")
+        if document is None and (paths is None or name == "resolved"):
+            # A runner that does not write resolved.json itself has one for all attempts.
+            document = read_json(self.paths(run_id).path / f"{name}.json")
+        if name == "spec":
+            return upgrade_names(document or {})
+        return dict(redact_secrets(document or {}))
 
     def log(self, run_id: str, offset: int = 0, limit: int = 1 << 20, attempt: int | None = None) -> LogChunk:
         """Whole lines of an attempt's output from a byte offset, redacted; a negative offset counts from the end."""
@@ -304,5 +309,7 @@ def _possible_phases(phases: Collection[Phase] | None) -> Collection[Phase] | No
 
 
 def _matches(row: RunRecord, words: Collection[str]) -> bool:
-    text = "\n".join((row.run_id, row.agent_id, row.env_id, *row.tags, row.reason)).lower() if words else ""
+    if not words:
+        return True
+    text = "\n".join((row.run_id, row.name, row.agent_id, row.env_id, *row.tags, row.notes, row.reason)).lower()
     return all(word in text for word in words)

@@ -7,6 +7,7 @@ it), a key of the JSON data and a property of the OpenAPI schema. Cheap to impor
 from __future__ import annotations
 
 import functools
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypedDict, TypeVar
@@ -14,6 +15,7 @@ from typing import Any, TypedDict, TypeVar
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
 from palaestra.runs.wire import API_SCHEMA, JsonObject, Number, field_types
+from palaestra.strict_json import dump_json
 
 _Record = TypeVar("_Record", bound="RunRecord | CheckpointRecord")
 
@@ -31,7 +33,7 @@ class RunEvent:
     time: float
     attempt: int
     kind: str
-    """A `PhaseEvent`, or `alarm`, `alarm_over`, `adopted`, `note`, which change no phase."""
+    """A `PhaseEvent`, or `alarm`, `alarm_over`, `adopted`, `edited`, `note`, which change no phase."""
     phase: Phase
     """The phase after the event."""
     reason: str = ""
@@ -93,6 +95,13 @@ class RunRecord:
     archived: bool = False
     tracking_url: str = ""
     bytes_on_disk: int = 0
+    name: str = ""
+    """Title that people gave it."""
+    notes: str = ""
+    """Text that people wrote about it."""
+    config_digest: str = ""
+    """Hash of its configuration without seed and name: runs that differ in their seed only have the same one. Empty for
+    runs of earlier versions that cannot be read."""
 
 
 class RunChanges(TypedDict, total=False):
@@ -110,6 +119,15 @@ class RunChanges(TypedDict, total=False):
     alarms: tuple[Alarm, ...]
     tracking_url: str
     bytes_on_disk: int
+    config_digest: str
+
+
+class RunEdit(TypedDict, total=False):
+    """Fields of a `RunRecord` that people change at any time; the event log holds them in events of kind `edited`."""
+
+    name: str
+    tags: tuple[str, ...]
+    notes: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,6 +170,37 @@ class CheckpointRecord:
         if self.env_step is None:
             return "unknown"
         return f"{self.env_step:,}{'+' if self.step_source == 'log' else ''}"
+
+
+@dataclass(frozen=True)
+class CheckpointVerification:
+    """Whether the bytes of a checkpoint are those that were saved."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    checkpoint: CheckpointRecord
+    fits: bool
+    problem: str
+    """What is wrong; empty when they are."""
+
+
+def digest_config(env_id: str, spec: JsonObject, resolved: JsonObject) -> str:
+    """Hash of what defines a run: its runner, environment and configuration, without seeds and names."""
+    content = {key: spec[key] for key in _DEFINING_KEYS if spec.get(key)}
+    content |= {"env_id": env_id, "runner": spec.get("runner") or "palaestra"}
+    names = {key: value for key, value in resolved.items() if key not in _NAME_KEYS}
+    text = dump_json({**content, "resolved": _without_seeds(names)}, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:16]
+
+
+_DEFINING_KEYS = ("script", "warm_start", "environment")
+_NAME_KEYS = frozenset({"name", "exp_name"})
+
+
+def _without_seeds(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _without_seeds(item) for key, item in value.items() if key != "seed"}
+    return [_without_seeds(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def fit_record(record: _Record) -> _Record:

@@ -152,6 +152,12 @@ def _reader(kind: Any) -> Callable[[Any], Any] | None:
         item = next(argument for argument in arguments if argument is not NoneType)
         read = getattr(item, "from_json", None) or _reader(item)
         return read and (lambda value: None if value is None else read(value))
+    if get_origin(kind) is list:
+        read_one = _reader(arguments[0])
+        return read_one and (lambda values: [read_one(value) for value in values])
+    if get_origin(kind) is dict:
+        read_value = _reader(arguments[1])
+        return read_value and (lambda values: {name: read_value(value) for name, value in values.items()})
     if get_origin(kind) is tuple:
         read_item = _reader(arguments[0])
         return lambda values: tuple(values or ()) if read_item is None else tuple(map(read_item, values or ()))

@@ -6,7 +6,8 @@ import torch
 from tests.learner.trajectories.toy import END, episode, paid, turn
 
 from palaestra.errors import ConfigError, ExperienceError
-from palaestra.experience.trajectory import Outcome, TokenLogProbs
+from palaestra.experience.trajectory import Outcome
+from palaestra.experience.turn_scoring import TokenLogProbs
 from palaestra.learner.registry import ALGORITHMS, build_algorithm, config_of
 from palaestra.learner.trajectories import (
     GRPO,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from tests.learner.trajectories.toy import TablePolicy, play
 
-from palaestra.experience.trajectory import TokenLogProbs, turn_inputs
+from palaestra.experience.turn_scoring import TokenLogProbs, turn_inputs
 from palaestra.learner.trajectories import GRPO, Loss, RejectionSampling, TrajectoryPPO
 from palaestra.learner.trajectories.conformance import check_trajectory_algorithm, check_trajectory_policy
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 
 from palaestra.errors import ConfigError, ExperienceError
-from palaestra.experience.trajectory import TokenLogProbs, turn_inputs
+from palaestra.experience.turn_scoring import TokenLogProbs, turn_inputs
 from palaestra.learner.trajectories import GRPO, TrajectoryLearner, TrajectoryPPO, UpdateConfig
 from palaestra.learner.trajectories.conformance import check_trajectory_policy
 

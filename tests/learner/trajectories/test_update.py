@@ -9,7 +9,7 @@ import torch
 from tests.learner.trajectories.toy import TablePolicy, paid, play, twin
 
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
-from palaestra.experience.trajectory import TokenLogProbs
+from palaestra.experience.turn_scoring import TokenLogProbs
 from palaestra.learner.trajectories import GRPO, RejectionSampling, TrajectoryPPO, UpdateConfig
 from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch
 from palaestra.learner.trajectories.update import TokenUpdater

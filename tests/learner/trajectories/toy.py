@@ -11,7 +11,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory, Turn
+from palaestra.experience.trajectory import Outcome, Trajectory, Turn
+from palaestra.experience.turn_scoring import TokenLogProbs
 
 VOCABULARY, NUMBERS, END, BEGIN = 12, 10, 10, 11
 LONGEST = 3

@@ -1,5 +1,6 @@
 """The pump: every record of every live attempt, once, on disk and to followers."""
 
+import errno
 import os
 import shutil
 import threading
@@ -244,3 +245,32 @@ def test_a_pump_that_was_closed_in_the_middle_loses_nothing_for_the_next_one(att
     assert again.seqs()[-50:] == list(range(101, 151))
     assert SeriesReader(attempt.series).names()["loss"].points == 150
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_everything_that_was_published_can_be_written_to_the_series_at_once(attempt, followed):
+    """A client that loads the series after it has subscribed must find what was published before."""
+    with Journal(attempt.journal) as journal, Pump(followed) as pump:
+        pump.watch("r", attempt, JOURNAL)
+        for first in range(0, 40, 4):
+            journal.emit_many(steps(first, first + 4))
+            followed.wait_for(first + 4)
+            pump.flush("r")
+            assert SeriesReader(attempt.series).names()["loss"].points == first + 4
+        pump.flush("another run")
+
+
+def test_a_flush_that_fails_is_a_problem_of_the_run_and_is_made_up_for(attempt, followed, monkeypatch):
+    with Journal(attempt.journal) as journal, Pump(followed) as pump:
+        pump.watch("r", attempt, JOURNAL)
+        journal.emit_many(steps(0, 4))
+        followed.wait_for(4)
+        with monkeypatch.context() as patch:
+            patch.setattr(Feed, "flush", _raise_disk_full)
+            pump.flush("r")
+        assert pump.progress("r").disk_full
+        wait_until(lambda: SeriesReader(attempt.series).names().get("loss") is not None)
+        assert (SeriesReader(attempt.series).names()["loss"].points, followed.seqs()) == (4, [1, 2, 3, 4])
+
+
+def _raise_disk_full(feed):
+    raise OSError(errno.ENOSPC, "No space left on device")

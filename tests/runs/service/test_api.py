@@ -245,8 +245,8 @@ def test_the_events_of_all_runs_are_streamed_as_they_occur(served):
 
 # A run that can be asked for may well be refused; what schemathesis calls valid is what the description can say.
 CHECKED = ("--exclude-checks", "positive_data_acceptance")
-# A stream that never ends, looks at the machine, and what would read, write or start whatever it is told to.
-LEFT_OUT = ("stream", "doctor", "export", "import_checkpoint", "tensorboard")
+# Streams that never end, looks at the machine, and what would read, write or start whatever it is told to.
+LEFT_OUT = ("stream", "metric_stream", "doctor", "export", "import_checkpoint", "tensorboard")
 SLOW = ("start_run", "preflight", "runner_schema")
 
 

@@ -1,4 +1,4 @@
-"""Commands that change existing runs: stop, archive, restore, delete, gc, drain, and TensorBoard.
+"""Commands that change existing runs: stop, edit, archive, restore, delete, gc, drain, and TensorBoard.
 
 They use the run service, and start it if needed.
 """
@@ -13,6 +13,7 @@ import typer
 from palaestra.cli.runs.read import query
 from palaestra.cli.terminal import (
     JsonOption,
+    RunArgument,
     RunsArgument,
     YesOption,
     format_bytes,
@@ -63,6 +64,32 @@ def stop(
         print_json(records)
     else:
         print("\n".join(format_outcome(record) for record in records))
+
+
+def edit(
+    run: RunArgument,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="Title of the run; empty removes it.")] = None,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="TAG", help="Replace the tags; may be given several times.")
+    ] = None,
+    no_tags: Annotated[bool, typer.Option("--no-tags", help="Remove all tags.")] = False,
+    notes: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Notes about the run; empty removes them, - reads stdin.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Change the title, tags and notes of a run."""
+    if no_tags and tags:
+        raise ConfigError("--no-tags", True, "contradicts --tag", "Use one of them")
+    if name is None and notes is None and not tags and not no_tags:
+        raise ConfigError("runs edit", run, "nothing to change is given", "Add --name, --tag, --no-tags or --notes")
+    (run_id,) = resolve_runs([run])
+    text = sys.stdin.read() if notes == "-" else notes
+    changed = connect_service().update_run(run_id, name=name, tags=[] if no_tags else tags or None, notes=text)
+    if as_json:
+        print_json(changed)
+    else:
+        print(f"{changed.run_id} changed")
 
 
 def tensorboard(

@@ -53,6 +53,8 @@ def format_run(reader: RunReader, name: str) -> list[str]:
         return [*lines, "! The run directory is missing; only this record is left."]
     for alarm in record.alarms:
         lines.append(sanitize_line(f"! {alarm.code}: {alarm.text}"))
+    if record.notes:
+        lines += ["", "Notes:", *(f"  {sanitize_line(line)}" for line in record.notes.splitlines())]
     lines += _format_events(reader, record) + _format_metrics(reader, record) + _format_checkpoints(reader, record)
     if record.phase.has_ended and record.phase != "succeeded":
         last = reader.last_lines(record.run_id, _MAX_OUTPUT_LINES).text.splitlines()
@@ -67,6 +69,7 @@ def _get_fields(reader: RunReader, record: RunRecord) -> list[tuple[str, str]]:
     process = record.trainer if record.phase.has_process else None
     return [
         ("run", record.run_id),
+        ("name", sanitize_line(record.name)),
         ("phase", format_phase(record)),
         ("agent", agent or record.runner),
         ("env", shorten(record.env_id, _MAX_NAME)),

@@ -16,7 +16,8 @@ import numpy.typing as npt
 from torch import Tensor
 
 from palaestra.config import Section, parse_section
-from palaestra.experience.trajectory import TokenLogProbs, Trajectory
+from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.turn_scoring import TokenLogProbs
 from palaestra.learner.trajectories.reward import Rewards
 
 Normaliser: TypeAlias = Literal["tokens", "trajectory", "constant"]

@@ -20,7 +20,8 @@ from torch import Tensor
 from palaestra.config import Section
 from palaestra.errors import ExperienceError
 from palaestra.experience.groups import group_positions
-from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory
+from palaestra.experience.trajectory import Outcome, Trajectory
+from palaestra.experience.turn_scoring import TokenLogProbs
 from palaestra.learner.returns import gae
 from palaestra.learner.trajectories.algorithm import (
     Loss,

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palaestra.experience.trajectory import Outcome, TokenLogProbs, Trajectory, Turn, TurnInput, turn_inputs
+from palaestra.experience.trajectory import Outcome, Trajectory, Turn
+from palaestra.experience.turn_scoring import TokenLogProbs, TurnInput, turn_inputs
 from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm, token_counts
 from palaestra.learner.trajectories.policy import KeepsReference, SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.reward import RewardConfig, training_rewards

@@ -10,7 +10,8 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-from palaestra.experience.trajectory import ParsedReply, TokenLogProbs, Trajectory, TurnInput
+from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.turn_scoring import ParsedReply, TokenLogProbs, TurnInput
 
 
 class TrajectoryPolicy(Protocol):

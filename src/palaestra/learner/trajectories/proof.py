@@ -22,7 +22,8 @@ from pydantic import Field
 
 from palaestra.config import Section
 from palaestra.errors import ExperienceError
-from palaestra.experience.trajectory import Outcome, ParsedReply, Trajectory, Turn
+from palaestra.experience.trajectory import Outcome, Trajectory, Turn
+from palaestra.experience.turn_scoring import ParsedReply
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.replay import SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig, Rewards, all_equal, reward_range, training_rewards

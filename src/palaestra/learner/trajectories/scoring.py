@@ -22,7 +22,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from palaestra.errors import ConfigError, ExperienceError, NonFiniteError
-from palaestra.experience.trajectory import Trajectory, Turn, TurnInput, turn_inputs
+from palaestra.experience.trajectory import Trajectory, Turn
+from palaestra.experience.turn_scoring import TurnInput, turn_inputs
 from palaestra.learner.trajectories.algorithm import TokenBatch, TrainingSample, TrajectoryAlgorithm
 from palaestra.learner.trajectories.built_in import importance_weights, k3
 from palaestra.learner.trajectories.policy import KeepsReference, ScoresPastWeights, TrajectoryPolicy

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
-from palaestra.experience.trajectory import TurnInput
+from palaestra.experience.turn_scoring import TurnInput
 from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, prompt_key, split_microbatches

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
-from palaestra.experience.trajectory import TokenLogProbs, TurnInput
+from palaestra.experience.turn_scoring import TokenLogProbs, TurnInput
 from palaestra.files.atomic import read_json, write_json
 from palaestra.policy.codecs.grammar import ActionGrammar, build_grammar
 from palaestra.policy.fingerprint import weights_fingerprint

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.errors import ConfigError, ExperienceError, SessionFailed
-from palaestra.experience.trajectory import ParsedReply, TokenLogProbs, Trajectory, TurnInput
+from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.turn_scoring import ParsedReply, TokenLogProbs, TurnInput
 from palaestra.policy.codecs.decoding import DecodedAction
 from palaestra.policy.codecs.grammar import ActionGrammar, ReplyReader, build_grammar, codec_for_model_type
 from palaestra.policy.vlm import checkpoint

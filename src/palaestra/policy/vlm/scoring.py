@@ -18,7 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from palaestra.errors import ExperienceError
-from palaestra.experience.trajectory import TokenLogProbs, Turn, TurnInput
+from palaestra.experience.trajectory import Turn
+from palaestra.experience.turn_scoring import TokenLogProbs, TurnInput
 from palaestra.policy.vlm.generation import Completion, TokenRules
 from palaestra.policy.vlm.network import Network, deduplicate_prompts, run_prompts
 from palaestra.policy.vlm.picture import Picture

@@ -172,6 +172,10 @@ class Feed:
             self._flush(durable=True)
         return records
 
+    def flush(self) -> None:
+        """Write everything that was ingested to the stored series."""
+        self._flush()
+
     def catch_up(self, limit: int) -> None:
         """Ingest everything that is in the journal by now, in batches of `limit`."""
         while self._read(limit):

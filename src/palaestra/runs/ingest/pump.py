@@ -64,6 +64,11 @@ class _WatchedAttempt:
             publish(self.run_id, self.attempt.number, new)
         return feed.has_more
 
+    def flush(self) -> None:
+        """Write what was ingested to the stored series."""
+        if self._feed is not None:
+            self._feed.flush()
+
     def handle_error(self, error: Exception, now: float) -> None:
         """Record the problem and schedule a retry from the last commit."""
         if isinstance(error, SeriesBusy):
@@ -135,6 +140,18 @@ class Pump:
                         break
             watched.close()
         return watched.progress
+
+    def flush(self, run_id: str) -> None:
+        """Write everything that was published about a run to its stored series; does nothing if it is not watched."""
+        with self._lock:
+            watched = self._attempts.get(run_id)
+        if watched is None:
+            return
+        with watched.lock:
+            try:
+                watched.flush()
+            except Exception as error:  # noqa: BLE001 - as in the thread: retried later, and nothing is lost
+                watched.handle_error(error, time.monotonic())
 
     def progress(self, run_id: str) -> AttemptProgress | None:
         """Return the progress of a watched attempt; None when the run is not watched."""

@@ -173,7 +173,7 @@ async def follow(
             current = get_ring()
             if current is not None and current is not ring:
                 ring = current
-                subscriptions.append(ring.subscribe(lambda: _notify(loop, changed)))
+                subscriptions.append(ring.subscribe(lambda: notify(loop, changed)))
             # Checked before reading: everything written until then is read below. A run with a ring is supervised and
             # not over even if its log says so, because its row may still be written.
             is_over = current is None and _has_ended(run)
@@ -205,7 +205,8 @@ async def replay(run: RunDirectory, after: str) -> AsyncGenerator[StreamItem, No
             reader.close()
 
 
-def _notify(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+def notify(loop: asyncio.AbstractEventLoop, changed: asyncio.Event) -> None:
+    """Set an event of a loop from any thread."""
     # The publishing thread may outlive the loop.
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(changed.set)

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
@@ -26,6 +26,7 @@ _NVIDIA_SMI = "nvidia-smi"
 _CSV = "--format=csv,noheader,nounits"
 _LIST_QUERY = (_NVIDIA_SMI, "--query-gpu=index,uuid,name,memory.total", _CSV)
 _USAGE_QUERY = (_NVIDIA_SMI, "--query-gpu=index,utilization.gpu,memory.used", _CSV)
+_MACHINE_QUERY = (_NVIDIA_SMI, "--query-gpu=index,name,memory.total,memory.used,utilization.gpu", _CSV)
 _QUERY_TIMEOUT_S = 10.0
 _TAIL_BYTES = 1 << 22
 _Run: TypeAlias = Callable[..., subprocess.CompletedProcess[str]]
@@ -162,6 +163,33 @@ class Gpu:
     uuid: str = ""
     name: str = ""
     memory_mb: int = 0
+
+
+@dataclass(frozen=True)
+class GpuUsage:
+    """A GPU and how much of it is in use."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    index: str
+    """Its name in CUDA_VISIBLE_DEVICES."""
+    name: str = ""
+    memory_total_mb: int | None = None
+    """Null until the driver has answered."""
+    memory_used_mb: int | None = None
+    busy_percent: float | None = None
+
+
+def read_gpus(indices: Sequence[str], run: _Run = subprocess.run) -> tuple[GpuUsage, ...]:
+    """The usage of these GPUs, of all programs together. Asks the driver, unless there are none."""
+    usage = {index: GpuUsage(index) for index in indices}
+    for words in _query_gpus(_MACHINE_QUERY, run) if indices else ():
+        with contextlib.suppress(ValueError, IndexError):
+            if words[0] in usage:
+                total, used, busy = (float(word) for word in words[-3:])
+                # The name of a GPU may contain commas.
+                usage[words[0]] = GpuUsage(words[0], ",".join(words[1:-3]), int(total), int(used), busy)
+    return tuple(usage.values())
 
 
 def detect_gpus(run: _Run = subprocess.run, environment: Mapping[str, str] | None = None) -> tuple[Gpu, ...]:

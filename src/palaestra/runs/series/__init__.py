@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["MetricPoint"]
+__all__ = ["MetricInfo", "MetricPoint"]
 
 
+# Defined here because clients need them without importing NumPy.
 class MetricPoint(NamedTuple):
     """A value, its environment step and the Unix time at which it was reported."""
 
-    # Defined here because clients need it without importing NumPy.
     step: int
     value: float
     time: float
+
+
+class MetricInfo(NamedTuple):
+    """One metric of an attempt or run."""
+
+    points: int
+    source: str
+    """Origin of its values: `journal`, `tensorboard:losses/value_loss`, `stdout:events`."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from palaestra.files.run_directory import RunDirectory
-from palaestra.runs.series import MetricPoint
+from palaestra.runs.series import MetricInfo, MetricPoint
 from palaestra.runs.series.files import (
     FANOUT,
     LEVELS,
@@ -28,14 +28,6 @@ from palaestra.runs.series.files import (
 
 _POINTS_PER_BIN = 4
 """First, lowest, highest and last."""
-
-
-class MetricInfo(NamedTuple):
-    """One metric of an attempt or run."""
-
-    points: int
-    source: str
-    """Origin of its values: `journal`, `tensorboard:losses/value_loss`, `stdout:events`."""
 
 
 class _Column(NamedTuple):

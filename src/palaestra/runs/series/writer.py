@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +34,22 @@ from palaestra.runs.series.files import (
     record_count,
 )
 from palaestra.runs.wire import JsonObject
-from palaestra.telemetry.event import EpisodeSummary, Record, TrainingStep
+from palaestra.telemetry.event import EpisodeSummary, Event, Record, TrainingStep, UnknownEvent
 from palaestra.telemetry.journal import Cursor
 
 MAX_METRICS = 2_000
 _STEP_LIMIT = 2**63
+
+
+def read_metrics(event: Event | UnknownEvent) -> tuple[int, Mapping[str, float]] | None:
+    """The step and the metrics of an event; None if it has none, or if its step does not fit into 64 bits."""
+    if type(event) is TrainingStep:
+        metrics = event.metrics
+    elif type(event) is EpisodeSummary:
+        metrics = {"episode/return": event.episode_return, "episode/length": float(event.length)}
+    else:
+        return None
+    return (event.env_step, metrics) if -_STEP_LIMIT <= event.env_step < _STEP_LIMIT else None
 
 
 class _Column:
@@ -122,16 +133,11 @@ class SeriesWriter:
         """Queue the metrics of records; `flush` writes them."""
         columns = self._columns
         for _, time, event in records:
-            if type(event) is TrainingStep:
-                metrics = event.metrics
-            elif type(event) is EpisodeSummary:
-                metrics = {"episode/return": event.episode_return, "episode/length": float(event.length)}
-            else:
+            measured = read_metrics(event)
+            if measured is None:
+                self.left_out += _count_metrics(event)
                 continue
-            step = event.env_step
-            if not -_STEP_LIMIT <= step < _STEP_LIMIT:
-                self.left_out += len(metrics)
-                continue
+            step, metrics = measured
             for name, value in metrics.items():
                 column = columns.get(name) or self._add_column(name)
                 if column is not None:
@@ -185,6 +191,12 @@ class SeriesWriter:
             self._columns[name] = _Column(self._directory, index, count)
         self.cursor, self.tally = commit.cursor, commit.tally
         return True
+
+
+def _count_metrics(event: Event | UnknownEvent) -> int:
+    if type(event) is TrainingStep:
+        return len(event.metrics)
+    return 2 if type(event) is EpisodeSummary else 0
 
 
 def _concatenate(first: Records, second: Records) -> Records:

@@ -18,6 +18,7 @@ from palaestra.errors import ConfigError, ConsentRequired, IllegalTransition, Pa
 from palaestra.redaction import Redactor
 from palaestra.runs.play.plays import Plays
 from palaestra.runs.reader import RunReader
+from palaestra.runs.service.artifact_routes import add_artifact_routes
 from palaestra.runs.service.checkpoint_routes import add_checkpoint_routes
 from palaestra.runs.service.metric_routes import add_metric_routes, add_video_routes
 from palaestra.runs.service.play_routes import add_play_routes
@@ -25,13 +26,14 @@ from palaestra.runs.service.run_routes import add_run_routes
 from palaestra.runs.service.schemas import COMMON_ERRORS, describe_errors
 from palaestra.runs.service.streaming import add_stream_routes
 from palaestra.runs.service.tool_routes import add_tool_routes
+from palaestra.runs.service.trajectory_routes import add_trajectory_routes
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import JsonObject, error_to_json
 
-_METHODS = ("DELETE", "GET", "HEAD", "POST")
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 
 
 def build_api(
@@ -58,8 +60,10 @@ def build_api(
     add_metric_routes(app, reader)
     add_stream_routes(app, supervisor, reader, closing)
     add_checkpoint_routes(app, reader, registry)
-    add_tool_routes(app, supervisor, reader, tensorboards)
+    add_tool_routes(app, supervisor, reader, tensorboards, closing)
     add_video_routes(app, reader)
+    add_artifact_routes(app, reader)
+    add_trajectory_routes(app, reader)
     add_play_routes(app, plays, reader.home)
     _add_error_handlers(app)
     return app

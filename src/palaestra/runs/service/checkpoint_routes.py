@@ -6,9 +6,12 @@ from pathlib import Path as FilePath
 from typing import Annotated
 
 from fastapi import FastAPI, Path, Query
+from fastapi.responses import StreamingResponse
 from pydantic import Field
 
 from palaestra.errors import CheckpointError
+from palaestra.files.home import Home
+from palaestra.runs.artifacts import CHECKPOINT_SHA256, CONTENT_SHA256, CheckpointStream
 from palaestra.runs.checkpoints import catalogue
 from palaestra.runs.checkpoints import deploy as deployment_store
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
@@ -17,12 +20,11 @@ from palaestra.runs.checkpoints.files import verify
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
 from palaestra.runs.checkpoints.signature import probe_environment
 from palaestra.runs.reader import RunReader
-from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.record import CheckpointRecord, CheckpointVerification
 from palaestra.runs.service.schemas import (
     NOT_FOUND,
     FilterText,
     RequestBody,
-    ResponseBody,
     RunIdText,
     StoredText,
     new_router,
@@ -38,12 +40,12 @@ _CheckpointId = Annotated[
 ]
 
 
-class VerifyResponse(ResponseBody):
-    """Whether the bytes of a checkpoint are those that were saved."""
-
-    checkpoint: CheckpointRecord
-    fits: bool
-    problem: str
+def _describe_bytes() -> dict[int | str, JsonObject]:
+    binary = {"schema": {"type": "string", "format": "binary"}}
+    text = {"schema": {"type": "string"}}
+    content = {kind: binary for kind in ("application/octet-stream", "application/x-tar")}
+    headers = {CHECKPOINT_SHA256: text, CONTENT_SHA256: text}
+    return {200: {"description": "the checkpoint", "content": content, "headers": headers}}
 
 
 class ImportBody(RequestBody):
@@ -94,14 +96,32 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
         """One checkpoint."""
         return to_json(get_checkpoint(home, checkpoint_id))
 
-    @checkpoints_router.post("/checkpoints/{checkpoint_id}/verify", response_model=VerifyResponse)
+    @checkpoints_router.get(
+        "/checkpoints/{checkpoint_id}/bytes", response_class=StreamingResponse, responses=_describe_bytes()
+    )
+    def checkpoint_bytes(checkpoint_id: _CheckpointId) -> StreamingResponse:
+        """A checkpoint as one stream: the bytes of its file, or a tar of its directory. Equal ones have equal bytes.
+
+        `X-Checkpoint-SHA256` is the hash of the checkpoint, `X-Content-SHA256` that of the bytes that are sent; for a
+        file they are the same, and other bytes are damaged.
+        """
+        record = get_checkpoint(home, checkpoint_id)
+        try:
+            stream = CheckpointStream(FilePath(record.path))
+            digest = stream.digest() if stream.is_directory else record.sha256
+        except OSError as error:
+            raise CheckpointError("checkpoint", record.checkpoint_id, f"cannot be read ({error})") from None
+        headers = {"content-length": str(stream.size), CHECKPOINT_SHA256: record.sha256, CONTENT_SHA256: digest}
+        return StreamingResponse(stream.read(), headers=headers, media_type=stream.media_type)
+
+    @checkpoints_router.post("/checkpoints/{checkpoint_id}/verify", response_model=CheckpointVerification)
     def verify_checkpoint(checkpoint_id: _CheckpointId) -> JsonObject:
         """Read every byte of a checkpoint and compare its hash with the saved one."""
         record = get_checkpoint(home, checkpoint_id)
         verdict = verify(record)
         record = replace(record, verified=verdict.verified_time)
         registry.put_checkpoint(record)
-        return {"checkpoint": to_json(record), "fits": verdict.fits, "problem": verdict.problem}
+        return to_json(CheckpointVerification(record, verdict.fits, verdict.problem))
 
     @checkpoints_router.post(
         "/checkpoints/import", status_code=201, operation_id="import_checkpoint", response_model=CheckpointRecord
@@ -115,6 +135,13 @@ def add_checkpoint_routes(app: FastAPI, reader: RunReader, registry: Registry) -
         record = import_checkpoint(home, FilePath(body.path), provenance)
         registry.put_checkpoint(record)
         return to_json(record)
+
+    app.include_router(checkpoints_router)
+    _add_deployment_routes(app, home)
+
+
+def _add_deployment_routes(app: FastAPI, home: Home) -> None:
+    checkpoints_router = new_router("checkpoints")
 
     @checkpoints_router.post("/checkpoints/{checkpoint_id}/deploy", response_model=Deployment)
     def deploy_checkpoint(checkpoint_id: _CheckpointId, body: DeployBody) -> JsonObject:

@@ -1,23 +1,19 @@
 """Routes that return metrics, output, resource usage and videos of a run."""
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
-import os
-import re
+import mimetypes
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path as FilePath
 from typing import Annotated, TypeAlias
 
-from fastapi import FastAPI, Header, Path, Query
-from fastapi.responses import FileResponse
+from fastapi import FastAPI, Path, Query
+from fastapi.responses import StreamingResponse
 from pydantic import Field, StringConstraints
-from starlette.exceptions import HTTPException
 
-from palaestra.errors import ConfigError, UnknownRun
-from palaestra.files.run_directory import RunDirectory
+from palaestra.errors import UnknownRun
 from palaestra.runs.process.resource_usage import ResourceSample, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.series import MetricPoint
+from palaestra.runs.service.artifact_routes import RangeHeader, describe_file, send_file
 from palaestra.runs.service.schemas import (
     NOT_FOUND,
     AttemptNumber,
@@ -25,11 +21,10 @@ from palaestra.runs.service.schemas import (
     RequestBody,
     ResponseBody,
     RunId,
-    describe_errors,
     new_router,
 )
 from palaestra.runs.tools.tensorboard import export_tensorboard
-from palaestra.runs.video.clip import Clip, list_clips
+from palaestra.runs.video.clip import NamedClip, list_clips
 from palaestra.runs.video.record_video import record_run
 from palaestra.runs.wire import JsonObject, Number, to_json
 from palaestra.strict_json import json_number
@@ -37,8 +32,6 @@ from palaestra.strict_json import json_number
 # Bounded so that the names fit into the request line.
 _MetricNames = Annotated[list[Annotated[str, StringConstraints(max_length=100)]] | None, Query(max_length=32)]
 _Step = Annotated[int | None, Query(ge=-(2**63), lt=2**63)]
-_RangeHeader = Annotated[str | None, Header(alias="Range", max_length=80)]
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 MetricSeries: TypeAlias = dict[str, list[Annotated[list[Number], Field(min_length=3, max_length=3)]]]
 """Points by metric name; each point is a step, a value and a unix time."""
@@ -75,14 +68,6 @@ class ExportResponse(ResponseBody):
 
     directory: str
     points: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClipResponse(Clip):
-    """One video file of a run."""
-
-    name: str
-    """Name in the route that returns the file."""
 
 
 class VideoBody(RequestBody):
@@ -157,62 +142,37 @@ def add_video_routes(app: FastAPI, reader: RunReader) -> None:
     """Add the routes of videos to the application."""
     tools_router = new_router("tools")
 
-    @tools_router.get("/runs/{run_id}/videos", responses=NOT_FOUND, response_model=list[ClipResponse])
+    @tools_router.get("/runs/{run_id}/videos", responses=NOT_FOUND, response_model=list[NamedClip])
     def videos(run_id: RunId) -> list[JsonObject]:
         """Clips of a run, newest first."""
         run = reader.paths(run_id)
-        return [_clip_to_json(clip, run) for clip in list_clips(run)]
+        return [to_json(NamedClip.of(clip, run)) for clip in list_clips(run)]
 
-    @tools_router.get("/runs/{run_id}/videos/{name:path}", response_class=FileResponse, responses=_describe_video())
-    def video(run_id: RunId, name: Annotated[str, Path(max_length=1000)], wanted: _RangeHeader = None) -> FileResponse:
+    @tools_router.get(
+        "/runs/{run_id}/videos/{name:path}",
+        response_class=StreamingResponse,
+        responses=describe_file("the clip", "video/webm", "video/mp4", "image/gif"),
+    )
+    def video(
+        run_id: RunId, name: Annotated[str, Path(max_length=1000)], wanted: RangeHeader = None
+    ) -> StreamingResponse:
         """The file of a clip, by its `name` in the list, or the part that a `Range` header names."""
         run = reader.paths(run_id)
         # Only listed clips: the name must not reach other files of the run.
-        clip = next((clip for clip in list_clips(run) if name == _clip_name(clip, run)), None)
+        clip = next((clip for clip in list_clips(run) if name == NamedClip.of(clip, run).name), None)
         if clip is None:
             raise UnknownRun("video", name, "the run has no such clip", f"GET /runs/{run.run_id}/videos lists them")
-        stat = os.stat(clip.path)
-        if wanted is not None:
-            _check_range(wanted, stat.st_size)
-        return FileResponse(clip.path, stat_result=stat)
+        media_type = mimetypes.guess_type(clip.path)[0] or "application/octet-stream"
+        return send_file(open(clip.path, "rb"), media_type, wanted)
 
-    @tools_router.post("/runs/{run_id}/videos", status_code=201, responses=NOT_FOUND, response_model=ClipResponse)
+    @tools_router.post("/runs/{run_id}/videos", status_code=201, responses=NOT_FOUND, response_model=NamedClip)
     def record_video(run_id: RunId, body: VideoBody) -> JsonObject:
         """Play a checkpoint and record a clip, in separate processes. Returns when the clip is complete."""
         run = reader.paths(run_id)
-        return _clip_to_json(record_run(reader.home, run, body.checkpoint_id, body.frames), run)
+        return to_json(NamedClip.of(record_run(reader.home, run, body.checkpoint_id, body.frames), run))
 
     app.include_router(tools_router)
 
 
 def _series_to_json(series: Mapping[str, Sequence[MetricPoint]]) -> JsonObject:
     return {name: [(step, json_number(value), time) for step, value, time in points] for name, points in series.items()}
-
-
-def _clip_name(clip: Clip, run: RunDirectory) -> str:
-    """Path below the run's directory: a trainer may use one file name in two directories."""
-    return str(FilePath(clip.path).relative_to(run.path))
-
-
-def _clip_to_json(clip: Clip, run: RunDirectory) -> JsonObject:
-    return {"name": _clip_name(clip, run), **to_json(clip)}
-
-
-def _describe_video() -> dict[int | str, JsonObject]:
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    content = {"content": {kind: binary for kind in ("video/webm", "video/mp4", "image/gif")}}
-    return {
-        200: {"description": "the clip", **content},
-        206: {"description": "a part of it", **content},
-        **describe_errors(404, 416),
-    }
-
-
-def _check_range(header: str, size: int) -> None:
-    """Refuse a bad `Range` header with a JSON error; `FileResponse` would answer in plain text."""
-    match = _RANGE.fullmatch(header.strip())
-    first, last = match.groups() if match is not None else ("", "")
-    if not first + last or (first and last and int(last) < int(first)):
-        raise ConfigError("Range", header, "is not one range of bytes", "Send for example bytes=0-999")
-    if (first and int(first) >= size) or (not first and int(last) == 0):
-        raise HTTPException(416, f"the clip has {size} bytes", {"Content-Range": f"bytes */{size}"})

@@ -6,14 +6,16 @@ import os
 from typing import Annotated, Literal
 
 from fastapi import FastAPI, Query
-from pydantic import Field, StrictBool
+from pydantic import AfterValidator, Field, StrictBool
 
 from palaestra import __version__
+from palaestra.errors import ConfigError
+from palaestra.redaction import redact_secrets
 from palaestra.runs.archive.retention import RetentionAction
 from palaestra.runs.comparison import Comparison, compare
 from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
-from palaestra.runs.record import RunEvent, RunRecord
+from palaestra.runs.record import RunEdit, RunEvent, RunRecord
 from palaestra.runs.runner import LaunchPreview
 from palaestra.runs.service.schemas import (
     CONFLICT,
@@ -29,11 +31,21 @@ from palaestra.runs.service.schemas import (
     StoredText,
     new_router,
 )
-from palaestra.runs.spec import RunSpec
+from palaestra.runs.spec import RunSpec, find_text_fault
 from palaestra.runs.supervisor.launch_planner import Preview
 from palaestra.runs.supervisor.resume import ResumeRequest
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.wire import JsonObject, to_json
+
+
+def _check_notes(text: str | None) -> str | None:
+    fault = "" if text is None else find_text_fault(text, one_line=False)
+    if fault:
+        raise ValueError(fault)
+    return text
+
+
+_Tag = Annotated[StoredText, Field(min_length=1, max_length=100)]
 
 
 class ServiceHealth(ResponseBody):
@@ -76,6 +88,33 @@ class ResumeBody(RequestBody):
     """Id of the checkpoint, a prefix of the id, its file name or its path; null: the newest undamaged one."""
     changes: Annotated[JsonObject, Field(default_factory=dict, max_length=100)]
     """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
+
+
+class EditBody(RequestBody):
+    """What people write about a run. Null leaves a field as it is."""
+
+    name: Annotated[StoredText | None, Field(max_length=200)] = None
+    """A title; empty removes it."""
+    tags: Annotated[list[_Tag] | None, Field(max_length=100)] = None
+    """All tags, which replace the current ones."""
+    notes: Annotated[str | None, Field(max_length=20_000), AfterValidator(_check_notes)] = None
+    """A text of any number of lines; empty removes it."""
+
+    def to_changes(self) -> RunEdit:
+        """The fields that change. `ConfigError` if there are none, or if one holds a secret, which would be stored."""
+        changes = RunEdit()
+        if self.name is not None:
+            changes["name"] = self.name
+        if self.tags is not None:
+            changes["tags"] = tuple(dict.fromkeys(self.tags))
+        if self.notes is not None:
+            changes["notes"] = self.notes
+        if not changes:
+            raise ConfigError("body", {}, "changes nothing", "Send name, tags or notes")
+        for place, value in changes.items():
+            if redact_secrets(value) != value:
+                raise ConfigError(place, value, "holds a password or token and would be stored", "Leave it out")
+        return changes
 
 
 class DrainBody(RequestBody):
@@ -127,7 +166,7 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
     ) -> list[JsonObject]:
         """Runs that match all filters, newest first. For the next page, `before` is the last run of this page.
 
-        Every word of `search` must occur in the id, the agent, the environment, a tag or the reason.
+        Every word of `search` must occur in the id, name, agent, environment, a tag, the notes or the reason.
         """
         records = reader.runs(
             phases=phase,
@@ -166,6 +205,11 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
         """The command of an attempt (default: the newest), with secrets redacted."""
         return reader.document(run_id, "command", attempt)
 
+    @runs_router.get("/runs/{run_id}/resolved", responses=NOT_FOUND)
+    def resolved(run_id: RunId, attempt: AttemptNumber = None) -> JsonObject:
+        """The configuration of an attempt (default: the newest) with all values."""
+        return reader.document(run_id, "resolved", attempt)
+
     @runs_router.get("/compare", operation_id="compare", responses=NOT_FOUND, response_model=Comparison)
     def compare_runs(run: Annotated[list[RunIdText], Query(min_length=2, max_length=50)]) -> JsonObject:
         """Runs side by side."""
@@ -188,6 +232,11 @@ def _add_control_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader)
     async def start_run(body: StartBody) -> JsonObject:
         """Queue a run, under the id of its preview if that is given."""
         return to_json(await supervisor.submit(body.spec, body.consent, body.run_id))
+
+    @runs_router.patch("/runs/{run_id}", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
+    async def update_run(run_id: RunId, body: EditBody) -> JsonObject:
+        """Change the name, tags and notes of a run, in any phase. An archived run has to be restored first."""
+        return to_json(await supervisor.edit(await _full_id(reader, run_id), body.to_changes()))
 
     @runs_router.post("/runs/{run_id}/stop", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
     async def stop_run(run_id: RunId, body: StopBody) -> JsonObject:

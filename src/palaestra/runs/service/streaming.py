@@ -1,4 +1,4 @@
-"""Routes that stream server-sent events: the events and the output of a run, and the events of all runs.
+"""Routes that stream server-sent events: the events and output of a run, the events of all runs, and new metrics.
 
 Every event has an id from which a client can continue. A stream that is complete ends with `event: end`; when it ends
 without that event, the service went away and the client reconnects with the last id. A slow reader is served from
@@ -9,19 +9,21 @@ files, so it does not take up memory of the service.
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 from fastapi import FastAPI, Header, Query
 from starlette.responses import StreamingResponse
 
 from palaestra.errors import ConfigError
-from palaestra.runs.ingest.stream import Position, StreamItem, replay
+from palaestra.runs.ingest.live_metrics import Curve, JournalTail, MetricBatch
+from palaestra.runs.ingest.stream import Position, StreamItem, notify, replay
 from palaestra.runs.reader import RunReader
-from palaestra.runs.record import RunEvent
-from palaestra.runs.service.schemas import AttemptNumber, LogOffset, RunId, describe_stream, new_router
+from palaestra.runs.record import RunEvent, RunRecord
+from palaestra.runs.service.schemas import AttemptNumber, LogOffset, RunId, RunIdText, describe_stream, new_router
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.wire import to_json
+from palaestra.strict_json import json_number
 from palaestra.telemetry.event import encode
 
 _T = TypeVar("_T")
@@ -33,6 +35,11 @@ _LOG_CHUNK_BYTES = 1 << 16
 _KEEP_ALIVE_S = 10.0
 """After this time without an event, a comment keeps the connection open and detects clients that disconnected."""
 _POLL_S = 0.2
+_MAX_RUNS = 64
+_METRICS_EVERY_S = 0.1
+"""Pause between two batches of metrics."""
+_TAIL_EVERY_S = 0.5
+"""Pause between two looks at the journals of runs that no pump ingests."""
 _KEEP_ALIVE = b":\n\n"
 _END = b"event: end\ndata: {}\n\n"
 
@@ -91,6 +98,19 @@ def add_stream_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, c
         """
         return EventStream(_stream_all_runs(supervisor.stream_events(), closing))
 
+    @streams_router.get("/stream/metrics", response_class=EventStream, responses=describe_stream(404))
+    async def metric_stream(run: Annotated[list[RunIdText], Query(min_length=1, max_length=_MAX_RUNS)]) -> EventStream:
+        """New points of up to 64 runs under the names of their stored series, at most about ten batches a second each.
+
+        `event: history` with `run_id` says that the stored series has everything up to now: load it with
+        `/runs/{run_id}/metrics/series`. It comes first for every run, and again when a resumed attempt replaces points.
+        `event: points` carries `run_id` and `points`, lists of step, value and time by metric. `event: run_end` with
+        `run_id` says that a run has ended; the stream stays open, because the run may be resumed. Points that wait for
+        a client that does not read are thinned; the extremes stay.
+        """
+        records = await asyncio.to_thread(lambda: [reader.run(run_id) for run_id in dict.fromkeys(run)])
+        return EventStream(_stream_metrics(supervisor, reader, records, closing))
+
     app.include_router(streams_router)
 
 
@@ -113,6 +133,86 @@ async def _stream_all_runs(events: AsyncIterator[tuple[str, RunEvent]], closing:
             f"event: run\ndata: {json.dumps({'run_id': run_id, **to_json(event)})}\n\n" for run_id, event in batch
         ]
         yield "".join(frames).encode() if frames else _KEEP_ALIVE
+
+
+async def _stream_metrics(
+    supervisor: Supervisor, reader: RunReader, records: Sequence[RunRecord], closing: asyncio.Event
+) -> AsyncIterator[bytes]:
+    loop, changed = asyncio.get_running_loop(), asyncio.Event()
+    subscription = supervisor.subscribe_metrics(records, lambda: notify(loop, changed))
+    tails = [JournalTail(reader.home.run(row.run_id), subscription) for row in records if not row.supervised]
+    polling = asyncio.create_task(_poll_tails(tails)) if tails else None
+    try:
+        while not closing.is_set():
+            changed.clear()
+            batches = subscription.take()
+            for batch in batches:
+                if batch.needs_history:
+                    await asyncio.to_thread(supervisor.flush_series, batch.run_id)
+            yield await asyncio.to_thread(_encode_batches, batches) if batches else _KEEP_ALIVE
+            # Points that arrive during the pause are one batch.
+            if batches:
+                await _wait(closing, _METRICS_EVERY_S)
+            await _wait_for_either(changed, closing, _KEEP_ALIVE_S)
+    finally:
+        supervisor.unsubscribe_metrics(subscription)
+        if polling is not None:
+            polling.cancel()
+            await asyncio.gather(polling, return_exceptions=True)
+
+
+async def _poll_tails(tails: Sequence[JournalTail]) -> None:
+    def poll() -> None:
+        for tail in tails:
+            # A run may be deleted while it is watched.
+            with contextlib.suppress(OSError):
+                tail.poll()
+
+    try:
+        while True:
+            await asyncio.to_thread(poll)
+            await asyncio.sleep(_TAIL_EVERY_S)
+    finally:
+        for tail in tails:
+            tail.close()
+
+
+def _encode_batches(batches: Sequence[MetricBatch]) -> bytes:
+    frames = []
+    for run_id, points, needs_history, has_ended in batches:
+        about = json.dumps({"run_id": run_id})
+        if needs_history:
+            frames.append(f"event: history\ndata: {about}\n\n")
+        if points:
+            frames.append(f'event: points\ndata: {{"run_id":"{run_id}","points":{_encode_points(points)}}}\n\n')
+        if has_ended:
+            frames.append(f"event: run_end\ndata: {about}\n\n")
+    return "".join(frames).encode()
+
+
+def _encode_points(points: Mapping[str, Curve]) -> str:
+    try:
+        return json.dumps(points, separators=(",", ":"), allow_nan=False)
+    except ValueError:
+        strict = {
+            name: [(step, json_number(value), time) for step, value, time in curve] for name, curve in points.items()
+        }
+        return json.dumps(strict, separators=(",", ":"), allow_nan=False)
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+
+
+async def _wait_for_either(one: asyncio.Event, other: asyncio.Event, timeout_s: float) -> None:
+    tasks = [asyncio.create_task(event.wait()) for event in (one, other)]
+    try:
+        await asyncio.wait(tasks, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 async def _stream_log(
@@ -138,9 +238,7 @@ async def _stream_log(
         if ended:
             yield _END
             return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_POLL_S):
-                await closing.wait()
+        await _wait(closing, _POLL_S)
         quiet_s += _POLL_S
         if quiet_s >= _KEEP_ALIVE_S:
             quiet_s = 0.0

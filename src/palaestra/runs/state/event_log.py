@@ -11,9 +11,11 @@ from palaestra.files.atomic import append_line
 from palaestra.files.run_directory import RunDirectory
 from palaestra.processes.procfs import boot_id
 from palaestra.runs.phase import Phase, PhaseEvent
-from palaestra.runs.record import RunEvent
+from palaestra.runs.record import RunEdit, RunEvent
 from palaestra.runs.wire import upgrade_names
 
+EDITED = "edited"
+"""Kind of the events that hold a `RunEdit`."""
 _SCHEMA = 1
 _END_KINDS = frozenset(PhaseEvent) - {PhaseEvent.RESUME_CANCELLED}
 
@@ -85,6 +87,22 @@ def outcome_before_resume(events: Iterable[RunEvent]) -> RunEvent | None:
         elif event.kind in _END_KINDS and event.phase.has_ended:
             last = event
     return before
+
+
+def read_edits(events: Iterable[RunEvent]) -> RunEdit:
+    """What people changed about a run, as of the last event."""
+    edits = RunEdit()
+    for event in events:
+        if event.kind != EDITED:
+            continue
+        name, tags, notes = (event.facts.get(key) for key in ("name", "tags", "notes"))
+        if isinstance(name, str):
+            edits["name"] = name
+        if isinstance(tags, list):
+            edits["tags"] = tuple(str(tag) for tag in tags)
+        if isinstance(notes, str):
+            edits["notes"] = notes
+    return edits
 
 
 def duration_s(started: float | None, ended: float | None, now: float) -> float:

@@ -1,7 +1,8 @@
 """Runs started with `palaestra train` instead of the service: listed like any other, never stopped by the service.
 
-Such a run has no spec, no watchdog and no event log. The trainer holds the lock of the journal; progress and outcome
-come from the end of the journal. Reading them costs the same however long the run is, and imports nothing heavy.
+Such a run has no spec and no watchdog, and its event log holds only what people changed about it. The trainer holds the
+lock of the journal; progress and outcome come from the end of the journal. Reading them costs the same however long the
+run is, and imports nothing heavy.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.phase import Phase
-from palaestra.runs.record import Alarm, RunRecord
+from palaestra.runs.record import Alarm, RunRecord, digest_config
 from palaestra.runs.state.alarms import describe_non_finite
 from palaestra.runs.state.attempt_files import read_tail
+from palaestra.runs.state.event_log import RunEventLog, read_edits
 from palaestra.runs.state.progress import NonFiniteMetric, NonFiniteTracker
 from palaestra.runs.wire import JsonObject
 from palaestra.strict_json import optional_number, read_numbers
@@ -88,6 +90,9 @@ def read_unsupervised(run: RunDirectory) -> RunRecord | None:
         episode_return=summary.episode_return,
         seed=seed if isinstance(seed, int) else None,
         alarms=(Alarm("non_finite", text, _modification_time(newest.journal, 0.0)),) if text else (),
+        config_digest=digest_config(_environment(resolved), {}, resolved),
+        # The only events of such a run are those of people.
+        **read_edits(RunEventLog(run).read()),
     )
 
 

@@ -59,6 +59,11 @@ MIGRATIONS: tuple[str, ...] = (
     CREATE INDEX checkpoints_by_run ON checkpoints (run_id, created DESC);
     CREATE INDEX checkpoints_by_id ON checkpoints (checkpoint_id);
     """,
+    """
+    ALTER TABLE runs ADD COLUMN name TEXT NOT NULL DEFAULT '';
+    ALTER TABLE runs ADD COLUMN notes TEXT NOT NULL DEFAULT '';
+    ALTER TABLE runs ADD COLUMN config_digest TEXT NOT NULL DEFAULT '';
+    """,
 )
 """Statements that upgrade each schema version to the next, starting from an empty file."""
 

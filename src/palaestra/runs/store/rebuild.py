@@ -12,13 +12,21 @@ from palaestra.files.run_directory import RunDirectory
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
 from palaestra.runs.phase import PhaseEvent, determine_outcome
-from palaestra.runs.record import Alarm, CheckpointRecord, RunEvent, RunRecord, fit_checkpoint, fit_record
+from palaestra.runs.record import (
+    Alarm,
+    CheckpointRecord,
+    RunEvent,
+    RunRecord,
+    digest_config,
+    fit_checkpoint,
+    fit_record,
+)
 from palaestra.runs.state.attempt_files import AttemptPlan, read_exit_facts, read_status
-from palaestra.runs.state.event_log import RunEventLog, current_phase
+from palaestra.runs.state.event_log import RunEventLog, current_phase, read_edits
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.runs.store.database import RegistryCorrupt, move_aside
 from palaestra.runs.store.registry import ROW_ERRORS, Registry
-from palaestra.runs.wire import JsonObject, from_json
+from palaestra.runs.wire import JsonObject, from_json, upgrade_names
 from palaestra.strict_json import optional_number
 
 _log = logging.getLogger(__name__)
@@ -134,6 +142,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
     runner = str(spec.get("runner", ""))
     numbers = next((event.facts for event in reversed(events) if "env_step" in event.facts), {})
     seed, priority, tags = spec.get("seed"), spec.get("priority"), spec.get("tags")
+    edits = read_edits(events)
     return RunRecord(
         run_id=run.run_id,
         runner=runner,
@@ -154,11 +163,23 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         episodes=numbers.get("episodes") or 0,
         episode_return=optional_number(numbers.get("episode_return")),
         seed=seed if isinstance(seed, int) else None,
-        tags=tuple(str(tag) for tag in tags) if isinstance(tags, list) else (),
+        tags=edits.get("tags", tuple(str(tag) for tag in tags) if isinstance(tags, list) else ()),
         alarms=_final_alarms(last) if phase.has_ended and last is not None else (),
         tracking_url=str(numbers.get("tracking_url") or ""),
         bytes_on_disk=numbers.get("bytes_on_disk") or 0,
+        name=edits.get("name", ""),
+        notes=edits.get("notes", ""),
+        config_digest=read_config_digest(run, plan.env_id, events),
     )
+
+
+def read_config_digest(run: RunDirectory, env_id: str, events: list[RunEvent]) -> str:
+    """The hash of a run's configuration as of its last launch; computed for a run of an earlier version."""
+    known = next((event.facts["config_digest"] for event in reversed(events) if "config_digest" in event.facts), None)
+    if isinstance(known, str):
+        return known
+    spec, resolved = read_json(run.spec), read_json(run.resolved)
+    return "" if spec is None or resolved is None else digest_config(env_id, upgrade_names(spec), resolved)
 
 
 def _final_alarms(end: RunEvent) -> tuple[Alarm, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TypeAlias
 
@@ -17,7 +17,7 @@ from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.record import RunRecord
-from palaestra.runs.wire import JsonObject
+from palaestra.runs.wire import API_SCHEMA, JsonObject
 
 _NO_SERVICE = "waits for a service; palaestra serve starts one"
 Gpus: TypeAlias = tuple[str, ...]
@@ -43,6 +43,33 @@ class QueuedRun:
     gpus: int = 0
 
 
+@dataclass(frozen=True)
+class WaitingRun:
+    """A queued run, and what it waits for."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    run_id: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueueStatus:
+    """What runs and what waits."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    slots: int
+    """Maximum number of concurrent runs."""
+    running: int
+    """Runs that occupy a slot."""
+    num_queued: int
+    queued: tuple[WaitingRun, ...]
+    """The first of them, in the order in which they start."""
+    draining: bool
+    """Whether no queued run is started."""
+
+
 def next_launches(
     queued: Sequence[QueuedRun], running: Mapping[str, Gpus], slots: Slots, draining: bool = False
 ) -> dict[str, Gpus]:
@@ -55,7 +82,7 @@ def next_launches(
         return launches
     leased = {gpu for gpus in running.values() for gpu in gpus}
     free = [gpu for gpu in slots.gpus if gpu not in leased]
-    for run in sorted(queued, key=lambda run: (-run.priority, run.since, run.run_id)):
+    for run in sort_queue(queued):
         if len(running) + len(launches) >= slots.max_running:
             break
         if run.gpus > len(free):
@@ -65,6 +92,11 @@ def next_launches(
         launches[run.run_id] = tuple(free[: run.gpus])
         free = free[run.gpus :]
     return launches
+
+
+def sort_queue(queued: Iterable[QueuedRun]) -> list[QueuedRun]:
+    """Highest priority first, then first come, first served."""
+    return sorted(queued, key=lambda run: (-run.priority, run.since, run.run_id))
 
 
 def waiting_reasons(

@@ -17,12 +17,12 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.phase import Phase
 from palaestra.runs.process.attempt_process import find_unrecorded_attempt
-from palaestra.runs.record import MAX_INTEGER, RunRecord
+from palaestra.runs.record import MAX_INTEGER, RunRecord, digest_config
 from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.spec import RunSpec, find_text_fault, find_value_fault
 from palaestra.runs.state.attempt_files import AttemptPlan
-from palaestra.runs.state.event_log import RunEventLog, current_phase
-from palaestra.runs.store.rebuild import read_archived_run, read_run
+from palaestra.runs.state.event_log import RunEventLog, current_phase, read_edits
+from palaestra.runs.store.rebuild import read_archived_run, read_config_digest, read_run
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.wire import JsonObject, upgrade_names
 
@@ -75,12 +75,19 @@ def initial_record(run_id: str, spec: RunSpec, plan: LaunchPlan, now: float) -> 
         total_steps=plan.total_steps,
         seed=spec.seed,
         tags=spec.tags,
+        config_digest=digest_plan(spec, plan),
     )
 
 
-def plan_facts(plan: LaunchPlan) -> JsonObject:
+def digest_plan(spec: RunSpec, plan: LaunchPlan) -> str:
+    """Hash of the configuration of a run that is about to be launched."""
+    return digest_config(plan.env_id or spec.env_id or "", spec.model_dump(mode="json"), plan.resolved)
+
+
+def plan_facts(spec: RunSpec, plan: LaunchPlan) -> JsonObject:
     """Facts of the plan for the event log of a queued run, which has no attempt yet."""
-    return {"env_id": plan.env_id, "algorithm": plan.algorithm, "total_steps": plan.total_steps}
+    facts = {"env_id": plan.env_id, "algorithm": plan.algorithm, "total_steps": plan.total_steps}
+    return {**facts, "config_digest": digest_plan(spec, plan)}
 
 
 def prepare_attempt(attempt: Attempt, plan: LaunchPlan, gpus: tuple[str, ...]) -> None:
@@ -188,6 +195,10 @@ def _read_current(run: RunDirectory, row: RunRecord | None) -> tuple[RunRecord |
         # The service was killed between the event log and the registry: the log is right.
         stored = read_run(run)
         row = None if stored is None else replace(stored, phase=phase)
+    if row is not None:
+        # The service may have been killed between an edit and its row; an earlier version wrote no digest.
+        digest = row.config_digest or read_config_digest(run, row.env_id, events)
+        row = replace(row, **read_edits(events), config_digest=digest)
     # A damaged log may end with the previous attempt while the next one is running.
     is_live = not phase.has_ended or (log.corrupt_lines > 0 and find_unrecorded_attempt(run, events) is not None)
     return row, is_live

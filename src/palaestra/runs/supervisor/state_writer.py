@@ -18,8 +18,8 @@ from palaestra.errors import PalaestraError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.phase import Phase, PhaseEvent, advance
-from palaestra.runs.record import RunChanges, RunEvent, RunRecord
-from palaestra.runs.state.event_log import RunEventLog, outcome_before_resume
+from palaestra.runs.record import RunChanges, RunEdit, RunEvent, RunRecord
+from palaestra.runs.state.event_log import EDITED, RunEventLog, outcome_before_resume
 from palaestra.runs.store.database import RegistryCorrupt
 from palaestra.runs.store.rebuild import read_run, rebuild_if_damaged
 from palaestra.runs.store.registry import Registry
@@ -122,6 +122,15 @@ class RunStateWriter:
         """Record an event that changes no phase: `alarm`, `alarm_over`, `adopted`, `note`."""
         async with self._lock:
             await self._write(kind, self.record, reason, code, facts or {})
+
+    async def edit(self, changes: RunEdit) -> RunRecord:
+        """Change what people wrote about the run. The event log holds it, so that a rebuilt registry has it, too."""
+        async with self._lock:
+            row = replace(self.record, **changes)
+            if row != self.record:
+                facts = {**changes, "tags": list(changes["tags"])} if "tags" in changes else dict(changes)
+                await self._write(EDITED, row, f"changed {', '.join(changes)}", "", facts)
+            return self.record
 
     async def cancel_resume(self, why: str) -> bool:
         """Return a queued run to its outcome before the resume; False if it was never resumed."""

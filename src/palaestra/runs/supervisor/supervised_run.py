@@ -38,7 +38,7 @@ from palaestra.runs.supervisor.attempt_monitor import AttemptMonitor
 from palaestra.runs.supervisor.context import SupervisorContext
 from palaestra.runs.supervisor.launch_planner import find_script_change
 from palaestra.runs.supervisor.resume import read_current_spec
-from palaestra.runs.supervisor.run_files import prepare_attempt
+from palaestra.runs.supervisor.run_files import digest_plan, prepare_attempt
 from palaestra.runs.supervisor.state_writer import RunStateWriter
 from palaestra.telemetry.event import CheckpointSaved, Record
 
@@ -197,9 +197,16 @@ class SupervisedRun:
         spec = self.spec
         try:
             if not is_recorded:
-                facts, now = {"digest": plan.digest(), "gpus": list(self.gpus)}, self._context.clock()
+                config_digest, now = digest_plan(spec, plan), self._context.clock()
+                facts = {"digest": plan.digest(), "gpus": list(self.gpus), "config_digest": config_digest}
                 await self.state.advance(
-                    PhaseEvent.LAUNCHED, facts=facts, at=now, attempt=number, started=now, ended=None
+                    PhaseEvent.LAUNCHED,
+                    facts=facts,
+                    at=now,
+                    attempt=number,
+                    started=now,
+                    ended=None,
+                    config_digest=config_digest,
                 )
             process = await AttemptProcess.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
         except Exception as error:  # noqa: BLE001 - a failed launch must release its slot

@@ -12,24 +12,25 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from palaestra.errors import IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
+from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError, UnknownRun
 from palaestra.files.home import Home
 from palaestra.files.run_directory import check_run_id, new_run_id
 from palaestra.runs.archive.retention import RetentionAction
 from palaestra.runs.archive.run_archive import RunArchive
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.config import SupervisorConfig
+from palaestra.runs.ingest.live_metrics import LiveMetrics, MetricSubscription
 from palaestra.runs.ingest.pump import Pump
 from palaestra.runs.ingest.stream import Ring, StreamItem, follow
 from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
-from palaestra.runs.record import RunChanges, RunEvent, RunRecord
+from palaestra.runs.record import RunChanges, RunEdit, RunEvent, RunRecord
 from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.event_log import RunEventLog
@@ -41,8 +42,11 @@ from palaestra.runs.supervisor.launch_planner import LaunchPlanner, Preview
 from palaestra.runs.supervisor.queue import (
     QueuedRun,
     QueueFile,
+    QueueStatus,
     Slots,
+    WaitingRun,
     next_launches,
+    sort_queue,
     waiting_reason,
     waiting_reasons,
 )
@@ -70,6 +74,8 @@ from palaestra.telemetry.event import Record
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_MAX_LISTED = 200
+"""Queued runs in a `QueueStatus`."""
 
 
 class Supervisor:
@@ -101,11 +107,14 @@ class Supervisor:
         self._archive = RunArchive(home, registry, catalogue, self._config.retention, clock)
         self._runs: dict[str, SupervisedRun] = {}
         self._reserved: set[str] = set()
+        self._editing = asyncio.Lock()
         self._generation = registry.generation
         self._draining = False
         self._queue_file = QueueFile(home)
         self._waiting_reasons: dict[str, str] = {}
         self._bus = EventBus()
+        self._live_metrics = LiveMetrics()
+        self._bus.subscribe(lambda run_id, event: self._live_metrics.set_ended(run_id, event.phase.has_ended))
         self._tasks = BackgroundTasks()
         self._context: SupervisorContext | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -178,7 +187,7 @@ class Supervisor:
         paths = await asyncio.to_thread(create_run, self._home, run_id, spec, plan)
         try:
             run = self._supervise(initial_record(run_id, spec, plan, self._clock()), spec)
-            facts = {"digest": plan.digest(), "consent": consent or "", **plan_facts(plan)}
+            facts = {"digest": plan.digest(), "consent": consent or "", **plan_facts(spec, plan)}
             await run.state.note("note", reason="submitted", facts=facts)
         except Exception:
             # A request that was answered with an error must not run later.
@@ -239,6 +248,21 @@ class Supervisor:
         check_work_left(record, request, point, plan)
         return spec, point, resume_columns(record, request, point, plan)
 
+    async def edit(self, run_id: str, changes: RunEdit) -> RunRecord:
+        """Change what people wrote about a run, in any phase. An archived run has to be restored first."""
+        async with self._editing:
+            run = self._runs.get(check_run_id(run_id))
+            if run is not None:
+                await run.state.edit(changes)
+                return self.get_run(run_id)
+            with self._reserve(run_id):
+                record = self.get_run(run_id)
+                if record.archived or not self._home.run(run_id).path.is_dir():
+                    reason = "is archived" if record.archived else "its directory is gone"
+                    raise ConfigError("run", run_id, reason, f"palaestra runs restore {run_id}")
+                state = RunStateWriter(self._home, self._registry, record, self._clock, self._bus)
+                return await state.edit(changes)
+
     async def drain(self, on: bool) -> None:
         """Stop or start launching new runs; the next service keeps this setting."""
         self._draining = on
@@ -291,6 +315,19 @@ class Supervisor:
             raise UnknownRun("run", run_id, "no such run", f"Nearest: {', '.join(close)}" if close else "")
         return row
 
+    def queue_status(self) -> QueueStatus:
+        """What runs and what waits, and why."""
+        queued = sort_queue(self._list_queued())
+        return QueueStatus(
+            slots=self.planner.slots.max_running,
+            running=len(self._runs) - len(queued),
+            num_queued=len(queued),
+            queued=tuple(
+                WaitingRun(run.run_id, self._waiting_reasons.get(run.run_id, "")) for run in queued[:_MAX_LISTED]
+            ),
+            draining=self._draining,
+        )
+
     # Streams
 
     def ring(self, run_id: str) -> Ring | None:
@@ -311,8 +348,28 @@ class Supervisor:
         """The events of all runs from now on."""
         return self._bus.stream()
 
+    def subscribe_metrics(self, records: Sequence[RunRecord], wake: Callable[[], None]) -> MetricSubscription:
+        """Collect the new points of these runs, until `unsubscribe_metrics`. `wake` is called from other threads."""
+        # The records may be out of date: a run that has not ended is among those that are supervised.
+        records = [self._runs[row.run_id].state.record if row.run_id in self._runs else row for row in records]
+        subscription = self._live_metrics.subscribe({record.run_id: record.attempt for record in records}, wake)
+        for record in records:
+            if record.supervised:
+                subscription.set_ended(record.run_id, record.run_id not in self._runs or record.phase.has_ended)
+        return subscription
+
+    def unsubscribe_metrics(self, subscription: MetricSubscription) -> None:
+        """Stop collecting points. May be repeated."""
+        self._live_metrics.unsubscribe(subscription)
+
+    def flush_series(self, run_id: str) -> None:
+        """Write everything that is known of a run's metrics to its stored series. Blocks; may be called in a thread."""
+        if self._context is not None:
+            self._context.pump.flush(run_id)
+
     def _publish_records(self, run_id: str, attempt: int, records: list[Record]) -> None:
         """Called in the thread of the pump."""
+        self._live_metrics.publish(run_id, attempt, records)
         run, loop = self._runs.get(run_id), self._loop
         if run is None or loop is None:
             return
@@ -336,19 +393,18 @@ class Supervisor:
         """Launch the queued runs that fit. Idempotent."""
         if self._context is None:
             return
-        queued: list[QueuedRun] = []
-        running: dict[str, tuple[str, ...]] = {}
-        for run_id, run in self._runs.items():
-            if run.is_queued:
-                queued.append(QueuedRun(run_id, run.state.record.priority, run.state.record.created, run.spec.gpus))
-            else:
-                running[run_id] = run.gpus
+        queued = self._list_queued()
+        running = {run_id: run.gpus for run_id, run in self._runs.items() if not run.is_queued}
         self._waiting_reasons = waiting_reasons(queued, running, self.planner.slots, self._draining)
         self._queue_file.write(self._draining, self._waiting_reasons)
         for run_id, leased in next_launches(queued, running, self.planner.slots, self._draining).items():
             run = self._runs[run_id]
             run.gpus, run.has_slot = leased, True
             self._tasks.spawn(run.launch())
+
+    def _list_queued(self) -> list[QueuedRun]:
+        runs = ((run_id, run.state.record, run.spec) for run_id, run in self._runs.items() if run.is_queued)
+        return [QueuedRun(run_id, record.priority, record.created, spec.gpus) for run_id, record, spec in runs]
 
     async def _scan_periodically(self) -> None:
         """Keep the registry complete and the rows of unsupervised runs up to date."""
@@ -406,9 +462,11 @@ class Supervisor:
 
     @contextlib.contextmanager
     def _reserve(self, run_id: str) -> Iterator[None]:
-        """Exclude concurrent requests that archive, delete, restore or resume the run."""
+        """Exclude concurrent requests that archive, delete, restore, resume or edit the run."""
         if run_id in self._reserved:
-            raise IllegalTransition(f"{run_id} is being archived, deleted, restored or resumed by another request")
+            raise IllegalTransition(
+                f"{run_id} is being archived, deleted, restored, resumed or edited by another request"
+            )
         self._reserved.add(run_id)
         try:
             yield

@@ -14,7 +14,7 @@ from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.wire import API_SCHEMA, JsonObject, Number
 
 MAX_CLIPS = 10
-_SUFFIXES = frozenset({".webm", ".mp4", ".gif"})
+CLIP_SUFFIXES = frozenset({".webm", ".mp4", ".gif"})
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,19 @@ class Clip:
     created: float
     report: ClipReport | None = None
     """None when the trainer recorded the clip."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedClip(Clip):
+    """One video file of a run, as the HTTP API lists it."""
+
+    name: str
+    """Name in the route that returns the file: the path below the run's directory."""
+
+    @classmethod
+    def of(cls, clip: Clip, run: RunDirectory) -> NamedClip:
+        """A clip with its name. A trainer may use one file name in two directories, so it is a path."""
+        return cls(**{**vars(clip), "name": str(Path(clip.path).relative_to(run.path))})
 
 
 class RecordingOverhead(NamedTuple):
@@ -126,7 +139,10 @@ def _find_files(attempt: Attempt) -> list[Path]:
     return [
         path
         for path in paths
-        if path.suffix in _SUFFIXES and path.name[0] != "." and path.is_file() and path.resolve().is_relative_to(root)
+        if path.suffix in CLIP_SUFFIXES
+        and path.name[0] != "."
+        and path.is_file()
+        and path.resolve().is_relative_to(root)
     ]
 
 
