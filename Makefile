@@ -5,9 +5,10 @@ BIN    := $(VENV)/bin
 # One BLAS/OpenMP thread: two spinning pools on two loaded cores are an order of magnitude slower.
 export OMP_NUM_THREADS ?= 1
 export PYTHONHASHSEED  ?= 0
+QT_LIBRARIES := libegl1 libgl1 libx11-6 libxkbcommon0 libfontconfig1 libfreetype6 libglib2.0-0 libdbus-1-3 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs soak screenshots docs clean
+.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs soak screenshots docs clean
 
 help:           ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,13 +27,19 @@ browser: setup  ## find Chromium for UI sessions, or install it (as root on Debi
 	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; } \
 	  || echo "No Chromium here: tests of UI sessions are skipped. See docs/sessions.md."
 
+desktop: setup  ## check that Qt can be loaded, or install its libraries (as root on Debian)
+	@$(BIN)/python -c 'import PySide6.QtSvg, PySide6.QtWidgets' 2>/dev/null \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(QT_LIBRARIES) >/dev/null; } \
+	  || echo "Qt cannot be loaded here: tests of the studio fail. See docs/studio.md."
+
 demo: setup browser ## train a tiny vision-language model to click in real browsers, and evaluate it
 	$(BIN)/python -m palaestra demo
 
 demo-cartpole: setup    ## train CartPole in seconds, and evaluate it
 	$(BIN)/python -m palaestra demo cartpole
 
-test: setup check browser   ## run all checks and fast tests
+test: setup check browser desktop   ## run all checks and fast tests
 	$(BIN)/python tests/run_suite.py
 
 test-slow: setup    ## run learning curves and other tests that take minutes

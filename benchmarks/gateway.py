@@ -100,8 +100,8 @@ async def child(*command: str, **environment: str) -> AsyncIterator[dict[str, An
 class Way:
     """One way to a session: the requests of one step of an agent, and how long each took."""
 
-    def __init__(self, name: str, port: int, opened: str, prefix: str, token: str) -> None:
-        self.name, self._port, self._id, self._prefix, self._token = name, port, open_session, prefix, token
+    def __init__(self, name: str, port: int, session_id: str, prefix: str, token: str) -> None:
+        self.name, self._port, self._id, self._prefix, self._token = name, port, session_id, prefix, token
         self.seconds: dict[str, list[float]] = {"progress": [], "act": [], "screenshot": []}
         self._step = 0
 

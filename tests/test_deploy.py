@@ -134,7 +134,7 @@ def test_ports_agree_from_the_image_to_the_network_policy():
     assert policies["palaestra-session"]["spec"]["ingress"][0]["ports"][0]["port"] == session
 
 
-def test_a_session_reaches_nobody_and_answers_its_gateway_only():
+def test_a_session_reaches_no_host_and_answers_its_gateway_only():
     policies = documents("NetworkPolicy")
     session = policies["palaestra-session"]["spec"]
     assert session["podSelector"]["matchLabels"] == {NAME_LABEL: "palaestra-session"}

@@ -1,4 +1,4 @@
-"""A port that cannot be had: what is wrong with it is said, and not something else."""
+"""A port that cannot be used: the error names the cause, and not something else."""
 
 import pytest
 

@@ -25,6 +25,8 @@ it causes one warning, and training continues.
 
 from __future__ import annotations
 
+from typing import Self
+
 from palaestra.redaction import redact_secrets
 
 
@@ -32,8 +34,8 @@ class PalaestraError(Exception):
     """Base class of all errors; the text can be shown to users."""
 
 
-class ConfigError(PalaestraError):
-    """Input refused: place, value, reason, remedy. Nothing was started or written. Secrets in the value are hidden."""
+class _PlacedError(PalaestraError):
+    """An error with place, value, reason and remedy. Secrets in the value are hidden."""
 
     def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
         value = redact_secrets(value, place)
@@ -46,9 +48,13 @@ class ConfigError(PalaestraError):
             text = f"{text} {remedy}" if remedy.endswith("?") else f"{text} {remedy.rstrip('.')}."
         super().__init__(text)
 
-    def __reduce__(self) -> tuple[type[ConfigError], tuple[str, object, str, str]]:
+    def __reduce__(self) -> tuple[type[Self], tuple[str, object, str, str]]:
         # Pickle recreates an exception from its arguments, which are not the text here.
         return type(self), (self.place, self.value, self.reason, self.remedy)
+
+
+class ConfigError(_PlacedError):
+    """Input refused: place, value, reason, remedy. Nothing was started or written."""
 
 
 class UnknownEnvironment(ConfigError):
@@ -75,16 +81,8 @@ class InvalidAction(SessionRefused):
         super().__init__("invalid_action", str(ConfigError(place, value, reason, remedy)), status=422)
 
 
-class UnsupportedAction(PalaestraError):
+class UnsupportedAction(_PlacedError):
     """An action that the format of a model family cannot express exactly: place, value, reason, remedy."""
-
-    def __init__(self, place: str, value: object, reason: str, remedy: str = "") -> None:
-        self.place, self.value, self.reason, self.remedy = place, value, reason, remedy
-        super().__init__(str(ConfigError(place, value, reason, remedy)))
-
-    def __reduce__(self) -> tuple[type[UnsupportedAction], tuple[str, object, str, str]]:
-        # Pickle recreates an exception from its arguments, which are not the text here.
-        return type(self), (self.place, self.value, self.reason, self.remedy)
 
 
 class SessionFailed(PalaestraError):

@@ -6,11 +6,12 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests.env.faulty import Faulty
 
 from palaestra.actor import Collector
 from palaestra.actor.collector import RewardScale
 from palaestra.env import as_vector_env
-from palaestra.env.toy import Bandit, Countdown, Faulty, MaskedChoice, MixedSenses, Pixels, TargetReach
+from palaestra.env.toy import Bandit, Countdown, MaskedChoice, MixedSenses, Pixels, TargetReach
 from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.policy import ActorCritic, PolicyConfig
 

@@ -41,6 +41,24 @@ def test_only_the_command_that_is_asked_for_is_imported():
     assert done.stdout == f"{wanted}\n"
 
 
+def test_ctrl_c_during_the_imports_of_a_command_exits_with_130_and_prints_nothing():
+    code = """
+import sys
+
+class Interrupt:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+from palaestra.cli import main
+
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_command_alone_shows_how_to_start(palaestra):
     result = palaestra()
     assert (result.code, result.out) == (2, "")

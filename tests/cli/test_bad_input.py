@@ -19,13 +19,13 @@ REFUSED = {
     "unknown policy": (["policy.name=actr_critic"], "Did you mean 'actor_critic'?"),
     "policy that cannot be imported": (["policy.name=no.such:Net"], "cannot be imported"),
     "environment that cannot be imported": (["env.id=no.such:Env"], "cannot be imported"),
-    "environment that raises": (["env.id=palaestra.env.toy:Faulty"], "the simulator fell over"),
+    "environment that raises": (["env.id=tests.env.faulty:Faulty"], "the simulator fell over"),
     "environment that returns NaN": (
-        ["env.id=palaestra.env.toy:Faulty", "env.kwargs.fault=nan_observation", "env.kwargs.at=7"],
+        ["env.id=tests.env.faulty:Faulty", "env.kwargs.fault=nan_observation", "env.kwargs.at=7"],
         "not finite",
     ),
     "environment of the wrong shape": (
-        ["env.id=palaestra.env.toy:Faulty", "env.kwargs.fault=shape", "env.kwargs.at=1"],
+        ["env.id=tests.env.faulty:Faulty", "env.kwargs.fault=shape", "env.kwargs.at=1"],
         "shape",
     ),
     "a section that is no mapping": (["env=CartPole-v1"], "is not a mapping"),
@@ -46,7 +46,7 @@ REFUSED = {
         "Nearest: 128 and 256",
     ),
     "traces heavier than steps": (["algorithm.c_bar=2"], "V-trace needs c_bar <= rho_bar"),
-    "a collector that nobody starts": (["trainer.collector=process"], "Add trainer.collection=asynchronous"),
+    "a collector that is never started": (["trainer.collector=process"], "Add trainer.collection=asynchronous"),
     "seed that torch cannot take": (["trainer.seed=100000000000000000000"], "trainer.seed"),
     "hidden layer of no width": (["policy.hidden=[64, 0]"], "policy.hidden.1 = 0"),
     "hidden layer of negative width": (["policy.hidden=[-1]"], "policy.hidden.0 = -1"),
@@ -105,9 +105,9 @@ def test_a_damaged_checkpoint_is_refused_by_eval_and_by_resume(palaestra, config
         result = palaestra("train", "--resume", document["run_id"], "trainer.total_timesteps=512")
         assert (result.code, reason in result.err) == (2, True), result
         assert "newest intact one: palaestra train --resume" in result.err
-        said_by_eval = palaestra("eval", document["run_id"], "--episodes", 1, "--checkpoint", "latest")
-        assert said_by_eval.code == 2
-        intact_one = said_by_eval.err.strip().rstrip(".").partition("The newest intact one is ")[2]
+        evaluation = palaestra("eval", document["run_id"], "--episodes", 1, "--checkpoint", "latest")
+        assert evaluation.code == 2
+        intact_one = evaluation.err.strip().rstrip(".").partition("The newest intact one is ")[2]
         assert palaestra("eval", intact_one, "--episodes", 1).code == 0
     assert not (Path(document["run_dir"]) / "attempt_2").exists()
     command = result.err.strip().rstrip(".").partition("newest intact one: palaestra ")[2].split()
@@ -167,11 +167,28 @@ def test_eval_refuses_a_seed_that_is_none(palaestra, config, seed):
     assert (result.code, "--seed" in result.err) == (2, True), result
 
 
-def test_a_place_where_no_run_can_be_written_is_refused(palaestra, config, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "words", [["runs", "list"], ["runs", "start", "--runner", "echo"], ["checkpoints", "list"], ["gateway"], ["train"]]
+)
+@pytest.mark.parametrize("place", ["file", "file/below"])
+def test_a_palaestra_home_that_is_a_file_is_refused_with_a_remedy(
+    palaestra, config, tmp_path, monkeypatch, words, place
+):
     (tmp_path / "file").touch()
-    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "file"))
-    result = palaestra("train", config)
-    assert (result.code, "Set PALAESTRA_HOME elsewhere" in result.err) == (2, True), result
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / place))
+    result = palaestra(*words, *([config] if words == ["train"] else []))
+    message = (
+        f"error: state directory = '{tmp_path / place}/var/training': {tmp_path / 'file'} is not a directory. "
+        "Set PALAESTRA_HOME to a directory.\n"
+    )
+    assert result == (2, "", message)
+
+
+def test_a_state_directory_that_is_a_file_is_refused_with_a_remedy(palaestra, tmp_path):
+    (tmp_path / "var").mkdir()
+    (tmp_path / "var" / "training").touch()
+    result = palaestra("runs", "list")
+    assert (result.code, "training is not a directory. Set PALAESTRA_HOME" in result.err) == (2, True), result
 
 
 @pytest.mark.parametrize(
@@ -202,7 +219,7 @@ def test_a_damaged_file_of_a_run_is_refused_by_name(palaestra, config):
         assert (result.code, name in result.err) == (2, True), result
 
 
-def test_an_exception_of_several_lines_is_told_in_one(palaestra, config, tmp_path, monkeypatch):
+def test_an_exception_of_several_lines_is_printed_in_one(palaestra, config, tmp_path, monkeypatch):
     (tmp_path / "talkative.py").write_text("def make():\n    raise RuntimeError('first\\nsecond')\n")
     monkeypatch.syspath_prepend(tmp_path)
     result = palaestra("train", config, "env.id=talkative:make")

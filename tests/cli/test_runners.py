@@ -6,14 +6,14 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from palaestra.cli.catalog import envs as envs_command
 from palaestra.cli.catalog import runners as runners_command
 from palaestra.errors import ConfigError
 
 
-@pytest.fixture
-def runners():
+def _command(function):
     app = typer.Typer()
-    app.command()(runners_command)
+    app.command()(function)
 
     def call(*words):
         done = CliRunner().invoke(app, list(words), catch_exceptions=True)
@@ -22,6 +22,16 @@ def runners():
         return done.stdout
 
     return call
+
+
+@pytest.fixture
+def runners():
+    return _command(runners_command)
+
+
+@pytest.fixture
+def envs():
+    return _command(envs_command)
 
 
 def test_one_line_per_runner_with_what_it_can_do(runners):
@@ -46,3 +56,35 @@ def test_a_schema_is_printed_by_name_and_a_wrong_name_refused_with_the_nearest(r
     assert "steps" in json.loads(runners("--schema", "echo"))["properties"]
     with pytest.raises(ConfigError, match="Did you mean 'echo'"):
         runners("--schema", "ecko")
+
+
+def test_the_scripts_of_a_runner_are_a_table_or_a_document(runners):
+    lines = runners("--scripts", "sb3").splitlines()
+
+    assert lines[0].split() == ["SCRIPT", "ACTIONS", "SAVES", "PLAYS", "WARM", "START", "DESCRIPTION"]
+    assert lines[1].startswith("ppo     discrete, continuous  yes    yes    yes         On-policy")
+    assert [info["name"] for info in json.loads(runners("--scripts", "sb3", "--json"))][:2] == ["ppo", "a2c"]
+    assert runners("--scripts", "echo") == "echo has no scripts.\n"
+    with pytest.raises(ConfigError, match="Did you mean 'sb3'"):
+        runners("--scripts", "sb33")
+
+
+def test_scripts_of_a_missing_checkout_are_refused_with_the_remedy(runners, monkeypatch, tmp_path):
+    monkeypatch.setenv("PALAESTRA_CLEANRL", str(tmp_path))
+
+    with pytest.raises(ConfigError, match="is not a CleanRL checkout"):
+        runners("--scripts", "cleanrl")
+
+
+def test_the_environments_of_a_runner_are_grouped(envs):
+    lines = envs("lunarlander-v", "--runner", "sb3").splitlines()
+
+    assert [line.split() for line in lines] == [
+        ["ENVIRONMENT", "GROUP", "STEPS", "NEEDS"],
+        ["LunarLander-v3", "Box2D", "1000"],
+    ]
+    (info,) = json.loads(envs("lunarlander-v", "--runner", "sb3", "--json"))
+    assert (info["env_id"], info["installed"], info["newest"]) == ("LunarLander-v3", True, True)
+    assert envs("no such", "--runner", "sb3") == "sb3 has no such environment.\n"
+    with pytest.raises(ConfigError, match="no such runner"):
+        envs("--runner", "zzz")

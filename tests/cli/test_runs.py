@@ -78,7 +78,7 @@ def test_stop_takes_several_and_says_what_became_of_them(runs, started):
     assert (result.code, result.err) == (1, f"error: {ids[0]} is stopped and cannot be stopped\n")
     # All names are looked up before anything is done to one.
     other = started("steps=1", "then=hang", wait=False)
-    assert runs("stop", other, "nobody").code == 2
+    assert runs("stop", other, "missing").code == 2
     assert json.loads(runs("show", other, "--json").out)["run"]["phase"] in ("queued", "starting", "running")
 
 
@@ -141,7 +141,7 @@ def test_archive_restore_delete_and_back(runs, home, started):
     assert json.loads(runs("show", run_id, "--json").out)["metrics"]["m0"] == 3.0
 
 
-def test_gc_says_what_it_would_do_and_does_it_when_told(palaestra, home):
+def test_gc_lists_what_it_would_do_and_does_it_with_yes(palaestra, home):
     with service_thread(home, retention={"keep_last": 1}):
 
         def runs(*words):
@@ -168,7 +168,7 @@ def test_export_writes_event_files(runs, home, tmp_path, started):
     assert list(home.run(run_id).path.glob("tensorboard/events.out.tfevents.*"))
 
 
-def test_a_drained_service_starts_nothing_until_it_is_told_to(runs, home, started):
+def test_a_drained_service_starts_nothing_until_draining_ends(runs, home, started):
     assert runs("drain").out == "draining: no new runs are started\n"
     run_id = started("steps=1", wait=False)
     assert json.loads(runs("show", run_id, "--json").out)["run"]["phase"] == "queued"

@@ -78,17 +78,17 @@ def test_bad_input_is_refused_in_one_line_and_nothing_is_written(start, home, ca
 @pytest.mark.parametrize(
     ("words", "code", "reason"),
     [
-        (["show", "nobody"], 2, "no such run"),
+        (["show", "missing"], 2, "no such run"),
         (["show", "../../etc/passwd"], 2, "is not the id of a run"),
-        (["logs", "nobody"], 2, "no such run"),
-        (["stop", "nobody"], 2, "no such run"),
-        (["resume", "nobody"], 2, "no such run"),
-        (["compare", "nobody", "neither"], 2, "no such run"),
-        (["archive", "nobody"], 2, "no such run"),
-        (["restore", "nobody"], 2, "nobody"),
+        (["logs", "missing"], 2, "no such run"),
+        (["stop", "missing"], 2, "no such run"),
+        (["resume", "missing"], 2, "no such run"),
+        (["compare", "missing", "neither"], 2, "no such run"),
+        (["archive", "missing"], 2, "no such run"),
+        (["restore", "missing"], 2, "missing"),
         (["restore", "../x"], 2, "is not the id of a run"),
-        (["delete", "nobody", "--yes"], 2, "no such run"),
-        (["export-tensorboard", "nobody"], 2, "no such run"),
+        (["delete", "missing", "--yes"], 2, "no such run"),
+        (["export-tensorboard", "missing"], 2, "no such run"),
         (["list", "--phase", "runing"], 2, "Known: queued"),
     ],
 )
@@ -116,7 +116,7 @@ def test_a_bad_setting_of_the_service_is_refused_with_the_nearest(palaestra):
 
 def test_who_serves_others_is_warned_on_the_terminal(palaestra, monkeypatch):
     facts = {"url": "http://127.0.0.1:1", "pid": 1, "warning": "the service listens without encryption"}
-    monkeypatch.setattr("palaestra.runs.service.server.run_service", lambda config, home, told: told(facts))
+    monkeypatch.setattr("palaestra.runs.service.server.run_service", lambda config, home, announce: announce(facts))
     for words in ((), ("--json",)):
         result = palaestra("serve", "host=0.0.0.0", *words)
         assert result.err.startswith("warning: the service listens without encryption.\n")
@@ -141,7 +141,7 @@ def test_listing_imports_no_web_server_no_numbers_and_no_models(tmp_path):
     assert lines[-1] == ""
 
 
-def test_a_foreign_script_needs_consent_which_nobody_can_be_asked_for(start, tmp_path, monkeypatch):
+def test_a_foreign_script_needs_consent_which_cannot_be_asked_for_without_a_terminal(start, tmp_path, monkeypatch):
     checkout = tmp_path / "checkout"
     (checkout / "cleanrl").mkdir(parents=True)
     canary = tmp_path / "ran"
@@ -154,7 +154,7 @@ def test_a_foreign_script_needs_consent_which_nobody_can_be_asked_for(start, tmp
     result = start(*words)
     assert result.code == 2, result
     assert "Add --yes to confirm" in result.err
-    assert "mine.py" in result.err  # the command is shown before anybody is asked
+    assert "mine.py" in result.err  # the command is shown before the question
     assert not canary.exists()
     assert start(*words, "--dry-run").code == 0
     assert not canary.exists()

@@ -19,14 +19,14 @@ def test_what_cannot_be_done_is_named_the_rest_is_done_and_the_exit_code_is_1(pa
             TrainerService(home).wait(ids[-1], timeout_s=30)
         shutil.rmtree(home.run(ids[0]).path)
 
-        told = palaestra("runs", "gc")
+        listed = palaestra("runs", "gc")
         done = palaestra("runs", "gc", "--yes")
         again = palaestra("runs", "gc", "--yes", "--json")
 
-    lines = told.out.splitlines()[:2]
+    lines = listed.out.splitlines()[:2]
     assert [line.split()[1] for line in lines] == ids
     assert len({line.index("ended") for line in lines}) == 1
-    assert (told.code, done.code, again.code) == (0, 1, 1)
+    assert (listed.code, done.code, again.code) == (0, 1, 1)
     assert done.out.splitlines()[-1].startswith("Applied 1 of 2, ")
     assert done.err.startswith(f"error: archive {ids[0]}: ")
     assert [(doom["run_id"], "holds no run" in doom["failed"]) for doom in json.loads(again.out)] == [(ids[0], True)]

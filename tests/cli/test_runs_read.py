@@ -35,8 +35,8 @@ def test_what_a_spec_can_say_the_command_line_can_say(home, started):
     words = ["--nice", "3", "--grace", "2.5", "--thin-every", "7", "--set", "MY_FLAVOUR=sweet=sour", "steps=1"]
     run_id = started(*words)
     spec = json.loads(home.run(run_id).spec.read_text())
-    told = [spec[name] for name in ("nice", "stop_grace_s", "thin_every", "environment")]
-    assert told == [3, 2.5, 7, {"MY_FLAVOUR": "sweet=sour"}]
+    values = [spec[name] for name in ("nice", "stop_grace_s", "thin_every", "environment")]
+    assert values == [3, 2.5, 7, {"MY_FLAVOUR": "sweet=sour"}]
     command = json.loads(home.run(run_id).attempt(1).command.read_text())
     assert command["environment"]["MY_FLAVOUR"] == "sweet=sour"
 
@@ -74,7 +74,7 @@ def test_a_secret_among_the_keys_is_refused_unseen_and_nothing_is_stored(runs, h
     assert os.listdir(home.runs) == []
 
 
-def test_who_watches_a_run_that_waits_is_told_so(runs, home, started):
+def test_watching_a_queued_run_prints_that_it_waits(runs, home, started):
     runs("drain")
     run_id = started("steps=1", wait=False)
     assert f"{run_id} queued: " in runs("logs", run_id).err
@@ -93,7 +93,7 @@ def test_a_run_that_was_kept_on_disk_for_wandb_shows_the_command_that_uploads_it
     assert f"Upload it to W&B with: wandb sync {kept}" in runs("watch", run_id).err
 
 
-def test_what_filming_cost_the_trainer_is_told(runs, home, started):
+def test_the_slowdown_by_recording_is_printed(runs, home, started):
     run_id = started("steps=400", "rate=400", "episodes_every=1")
     attempt = home.run(run_id).attempt(1)
     points = TrainerService(home).metrics(run_id, "episode/return")
@@ -106,7 +106,7 @@ def test_what_filming_cost_the_trainer_is_told(runs, home, started):
         assert "times slower while recording" in runs(command, run_id).out
 
 
-def test_a_directory_that_somebody_removed_is_told_and_not_made_again(runs, home, started):
+def test_a_removed_run_directory_is_reported_and_not_created_again(runs, home, started):
     run_id = started("steps=2")
     shutil.rmtree(home.run(run_id).path)
     result = runs("show", run_id)
@@ -117,7 +117,7 @@ def test_a_directory_that_somebody_removed_is_told_and_not_made_again(runs, home
     assert not home.run(run_id).path.exists()
 
 
-def test_who_puts_a_run_away_that_goes_on_is_told_how_to_stop_it(runs, started):
+def test_archiving_or_deleting_a_running_run_is_refused_with_the_command_that_stops_it(runs, started):
     run_id = started("steps=1", "then=hang", wait=False)
     for words in (["archive", run_id], ["delete", run_id, "--yes"]):
         result = runs(*words)
@@ -147,7 +147,7 @@ def test_serve_stop_ends_the_service_and_says_so(palaestra, home):
         assert palaestra("serve", "--stop").out == f"No service runs for {home.path}.\n"
 
 
-def test_settings_that_the_service_has_not_read_are_told_where_they_matter(palaestra, home):
+def test_settings_that_the_service_has_not_read_are_reported_where_they_matter(palaestra, home):
     with service(home):
         settings = home.path / "service.yaml"
         settings.write_text("retention: {keep_last: 1}\n")
@@ -158,7 +158,7 @@ def test_settings_that_the_service_has_not_read_are_told_where_they_matter(palae
     assert "palaestra serve --stop" in result.err
 
 
-def test_who_stops_watching_is_told_that_the_run_goes_on(runs, home, started):
+def test_interrupted_watching_prints_that_the_run_continues(runs, home, started):
     run_id = started("steps=1", "then=hang", wait=False)
     command = [sys.executable, "-m", "palaestra", "runs", "watch", run_id]
     environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
@@ -166,12 +166,12 @@ def test_who_stops_watching_is_told_that_the_run_goes_on(runs, home, started):
         while "launched" not in watching.stderr.readline():
             assert watching.poll() is None
         watching.send_signal(signal.SIGINT)
-        told = watching.stderr.read()
+        errors = watching.stderr.read()
     assert watching.returncode == 130
-    assert f"{run_id} continues; stop it with: palaestra runs stop {run_id}" in told
+    assert f"{run_id} continues; stop it with: palaestra runs stop {run_id}" in errors
 
 
-def test_who_is_interrupted_while_starting_is_told_which_run_may_come_of_it(runs, home, tmp_path):
+def test_an_interrupted_start_prints_which_run_may_still_be_queued(runs, home, tmp_path):
     """A slow interpreter delays the preflight for as long as the test needs."""
     slow, gate = tmp_path / "slow-python", tmp_path / "gate"
     os.mkfifo(gate)
@@ -182,12 +182,12 @@ def test_who_is_interrupted_while_starting_is_told_which_run_may_come_of_it(runs
     with subprocess.Popen([*command, "--python", slow], env=environment, stderr=subprocess.PIPE, text=True) as starting:
         assert gate.read_text() == "here\n"
         starting.send_signal(signal.SIGINT)
-        told = starting.stderr.read()
+        errors = starting.stderr.read()
         gate.write_text("go on")
     assert starting.returncode == 130
-    run_id = told.split()[-1]
+    run_id = errors.split()[-1]
     assert run_id.startswith("late-")
-    assert f"may still queue {run_id}; stop it with: palaestra runs stop {run_id}" in told
+    assert f"may still queue {run_id}; stop it with: palaestra runs stop {run_id}" in errors
 
 
 def test_an_ended_run_shows_the_most_it_took_and_not_what_it_took_last(started, runs, home):
@@ -207,7 +207,7 @@ def test_an_ended_run_shows_the_most_it_took_and_not_what_it_took_last(started, 
 def test_what_gives_clips_depends_on_who_trains(started, runs, home):
     run_id = started("steps=2")
     assert runs("videos", run_id).out == (
-        "No videos. Only its own trainer (echo) can play its checkpoints. "
+        "No videos. Clips are recorded of checkpoints of palaestra only. "
         "Start a new run with palaestra runs start --video: the trainer then records while it trains.\n"
     )
     record = runs("videos", run_id, "--record")

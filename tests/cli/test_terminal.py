@@ -53,7 +53,7 @@ def test_json_has_no_number_that_json_lacks():
     assert json.loads(dump_json({"a": [float("inf"), float("nan"), 1.5]})) == {"a": ["Infinity", "NaN", 1.5]}
 
 
-def test_what_happened_is_not_said_twice():
+def test_an_event_and_its_reason_are_not_printed_twice():
     assert format_reason("killed", "killed (SIGABRT)") == "SIGABRT"
     assert format_reason("stop_asked", "asked to stop") == ""
     assert format_reason("stop_asked", "asked to stop (shutdown)") == "shutdown"
@@ -106,7 +106,7 @@ def test_numbers_that_are_none_and_names_that_are_too_long_spoil_neither_json_no
         assert f"{'m' * 29}…{'m' * 27}end " in result
 
 
-def test_who_is_in_a_directory_that_is_gone_is_told_so(tmp_path):
+def test_a_removed_working_directory_is_named(tmp_path):
     gone = tmp_path / "gone"
     gone.mkdir()
     script = f"rmdir {gone}; exec {sys.executable} -m palaestra runs start --runner echo steps=1"

@@ -162,8 +162,8 @@ def test_a_run_of_the_service_is_resumed_by_the_service_only(palaestra, config):
     (run.path / "spec.json").write_text("{}")
     refused = palaestra("train", "--resume", run_id, "trainer.total_timesteps=256")
     assert refused.code == 2
-    told = f"error: --resume = '{run_id}': is a run of the run service. palaestra runs resume {run_id}.\n"
-    assert refused.err == told
+    message = f"error: --resume = '{run_id}': is a run of the run service. palaestra runs resume {run_id}.\n"
+    assert refused.err == message
     assert [attempt.number for attempt in run.attempts()] == [1]
 
 

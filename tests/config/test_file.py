@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from palaestra.config.file import apply_overrides, read_config_file, strip_comments
+from palaestra.config.file import apply_overrides, read_config_file, read_settings, strip_comments
 from palaestra.errors import ConfigError
 
 
@@ -80,7 +80,7 @@ LADDER = "a0: &a0 [x]\n" + "".join(f"a{n}: &a{n} [*a{n - 1}]\n" for n in range(1
         ("huge.yaml", "a: 1e999", "1e999 is too large for a number at line 1, column 4"),
     ],
 )
-def test_what_nobody_wrote_as_a_configuration_is_refused_at_once(tmp_path, name, text, reason):
+def test_a_document_that_is_not_a_configuration_is_refused_at_once(tmp_path, name, text, reason):
     with pytest.raises(ConfigError, match=reason):
         read_config_file(_written(tmp_path, name, text))
 
@@ -151,3 +151,14 @@ def test_a_path_given_in_the_shell_means_a_file_there(tmp_path, monkeypatch):
 def test_a_configuration_without_such_sections_is_left_alone(tmp_path):
     for text in ("policy: fast", "policy: {vla_config: 3}", "policy: {vla_config: {model_path: 3}}", "a: 1"):
         assert read_config_file(_written(tmp_path, "c.yaml", text)) == yaml.safe_load(text)
+
+
+def test_settings_come_from_a_file_and_from_assignments_which_take_precedence(tmp_path):
+    file = tmp_path / "gateway.yaml"
+    file.write_text("port: 8701\nkubernetes: {name: a}\n")
+    assert read_settings(file, ["kubernetes.name=b", "warm=0"]) == {
+        "port": 8701,
+        "kubernetes": {"name": "b"},
+        "warm": 0,
+    }
+    assert read_settings(None, []) == {}

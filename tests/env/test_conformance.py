@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests.env.faulty import Faulty
 
 from palaestra.env import toy
 from palaestra.env.conformance import check
@@ -17,7 +18,7 @@ from palaestra.env.workers import WorkerEnv
 _TOYS = [toy.Bandit, toy.Countdown, toy.Gate, toy.MaskedChoice, toy.MixedSenses, toy.Pixels, toy.TargetReach]
 
 
-@pytest.mark.parametrize("make", [*_TOYS, partial(toy.Faulty, fault="none"), EnvFactory("CartPole-v1")])
+@pytest.mark.parametrize("make", [*_TOYS, partial(Faulty, fault="none"), EnvFactory("CartPole-v1")])
 def test_the_in_process_form_keeps_the_rules(make):
     check(lambda: InProcessEnv(make, 3))
 

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
+from tests.env.faulty import Faulty
 
 from palaestra.env import in_process
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.spaces import allocate_row, random_actions, same_observation
-from palaestra.env.toy import Bandit, Countdown, Faulty, Gate, MaskedChoice, MixedSenses, TargetReach
+from palaestra.env.toy import Bandit, Countdown, Gate, MaskedChoice, MixedSenses, TargetReach
 from palaestra.env.vector import Snapshot
 from palaestra.errors import ConfigError, EnvironmentContractError
 

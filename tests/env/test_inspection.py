@@ -5,9 +5,10 @@ from functools import partial
 
 import numpy as np
 import pytest
+from tests.env.faulty import Faulty
 
 from palaestra.env.inspection import inspect_env
-from palaestra.env.toy import Bandit, Countdown, Faulty, MaskedChoice, MixedSenses
+from palaestra.env.toy import Bandit, Countdown, MaskedChoice, MixedSenses
 from palaestra.errors import ConfigError
 
 

@@ -7,10 +7,11 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from tests.env.faulty import Faulty
 
 from palaestra.env.native import NativeEnv
 from palaestra.env.spaces import allocate_row, random_actions
-from palaestra.env.toy import Countdown, Faulty, Gate, MaskedChoice, MixedSenses
+from palaestra.env.toy import Countdown, Gate, MaskedChoice, MixedSenses
 from palaestra.env.vector import Snapshot
 from palaestra.errors import ConfigError, EnvironmentContractError
 

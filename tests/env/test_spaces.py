@@ -11,8 +11,6 @@ from palaestra.env.spaces import (
     ObservationLayout,
     allocate_row,
     copy_observation,
-    empty_observation,
-    flat_observation_space,
     random_actions,
     same_observation,
     write_observation,
@@ -60,8 +58,8 @@ def test_what_is_written_at_an_index_is_what_the_environment_showed_and_nothing_
 @given(space=st.one_of(_leaves, _nested))
 @settings(max_examples=60, deadline=None)
 def test_flattening_twice_is_flattening_once(space):
-    flat = flat_observation_space(space)
-    assert flat_observation_space(flat) == flat
+    flat = ObservationLayout(space).space
+    assert ObservationLayout(flat).space == flat
     if isinstance(flat, spaces.Dict):
         assert not any(isinstance(inner, spaces.Dict) for inner in flat.values())
 
@@ -78,26 +76,26 @@ def test_flattening_twice_is_flattening_once(space):
     ],
 )
 def test_each_space_has_one_stored_dtype_and_shape(space, dtype, shape):
-    stored = empty_observation(space, (5, 2))
+    stored = ObservationLayout(space).empty((5, 2))
     assert stored.dtype == dtype
     assert stored.shape == (5, 2, *shape)
 
 
 def test_float64_bounds_beyond_float32_become_infinite_without_a_warning():
-    flat = flat_observation_space(spaces.Box(-1e300, 1e300, (1,), np.float64))
+    flat = ObservationLayout(spaces.Box(-1e300, 1e300, (1,), np.float64)).space
     assert flat.dtype == np.float32
     assert flat.high.tolist() == [np.inf]
 
 
 def test_nested_keys_are_joined_by_a_slash():
     space = spaces.Dict({"body": spaces.Dict({"arm": spaces.Dict({"x": spaces.Discrete(2)})})})
-    assert list(flat_observation_space(space)) == ["body/arm/x"]
+    assert list(ObservationLayout(space).space) == ["body/arm/x"]
 
 
 def test_two_entries_that_flatten_to_one_key_are_refused():
     space = spaces.Dict({"a/b": spaces.Discrete(2), "a": spaces.Dict({"b": spaces.Discrete(2)})})
     with pytest.raises(ConfigError, match="'a/b'"):
-        flat_observation_space(space)
+        ObservationLayout(space)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +103,7 @@ def test_two_entries_that_flatten_to_one_key_are_refused():
 )
 def test_observation_spaces_we_cannot_store_are_refused_by_name(space):
     with pytest.raises(ConfigError, match=r"env\.observation_space"):
-        flat_observation_space(space)
+        ObservationLayout(space)
 
 
 @pytest.mark.parametrize("space", [spaces.Tuple([spaces.Discrete(2)]), spaces.Box(0, 5, (2,), np.int64)])
@@ -162,7 +160,7 @@ def test_a_row_has_masks_only_when_the_environment_has():
 
 def test_an_ended_observation_is_copied_into_any_row():
     space = spaces.Dict({"a": spaces.Discrete(3), "b": spaces.Box(0.0, 1.0, (2,), np.float32)})
-    out = empty_observation(space, (2,))
+    out = ObservationLayout(space).empty((2,))
     write_observation(out, 1, {"a": np.int64(2), "b": np.ones(2, np.float32)})
     assert out["a"].tolist() == [0, 2]
     assert out["b"].tolist() == [[0.0, 0.0], [1.0, 1.0]]

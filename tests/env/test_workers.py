@@ -10,12 +10,13 @@ from functools import partial
 
 import numpy as np
 import pytest
+from tests.env.faulty import Faulty
 
 from palaestra.env.factory import EnvFactory
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.inspection import EnvProperties
 from palaestra.env.spaces import allocate_row, random_actions, same_observation
-from palaestra.env.toy import Countdown, Faulty, Gate, MixedSenses, TargetReach
+from palaestra.env.toy import Countdown, Gate, MixedSenses, TargetReach
 from palaestra.env.workers import WorkerEnv
 from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.processes.procfs import ProcessIdentity
@@ -114,7 +115,7 @@ def test_a_failing_worker_tells_its_traceback_and_its_environment(fault, told):
     for _ in range(5):
         env.step(np.zeros(4, np.int64), row)
     with pytest.raises(
-        EnvironmentContractError, match=r"(?s)worker 1 \(environments 2 to 3\).*Traceback.*toy.py.*" + told
+        EnvironmentContractError, match=r"(?s)worker 1 \(environments 2 to 3\).*Traceback.*faulty.py.*" + told
     ):
         env.step(np.zeros(4, np.int64), row)
     assert multiprocessing.active_children() == []

@@ -81,5 +81,14 @@ def test_a_run_that_cannot_be_written_is_not_there_at_all(tmp_path):
 def test_a_run_that_is_being_made_is_not_found(tmp_path):
     (tmp_path / ".pole.123.tmp").mkdir()
     (tmp_path / ".pole.123.tmp" / "resolved.json").write_text("{}")
-    with pytest.raises(ConfigError, match="There are 0 runs"):
+    with pytest.raises(ConfigError, match="There are 0 runs under"):
         RunDirectory.find(".pole", tmp_path)
+
+
+def test_an_unknown_run_is_refused_with_the_number_of_runs(tmp_path):
+    _run(tmp_path, "pole")
+    with pytest.raises(ConfigError, match="There is 1 run under"):
+        RunDirectory.find("xyz", tmp_path)
+    _run(tmp_path, "cart")
+    with pytest.raises(ConfigError, match="There are 2 runs under"):
+        RunDirectory.find("xyz", tmp_path)

@@ -150,8 +150,8 @@ def test_a_notebook_solves_a_task_in_a_real_browser_through_the_gateway(tmp_path
     async def body():
         command = GatewayConfig(allow_anonymous=True).server_command
         async with started(tmp_path, command=command, servers=1) as gateway:
-            told = await asyncio.to_thread(notebook, gateway.url)
-            return told, await _names(gateway)
+            result = await asyncio.to_thread(notebook, gateway.url)
+            return result, await _names(gateway)
 
     (spec, before, looked, step), left = asyncio.run(body())
     assert spec.instruction.startswith("Click the button")
@@ -160,10 +160,10 @@ def test_a_notebook_solves_a_task_in_a_real_browser_through_the_gateway(tmp_path
     assert left == []
 
 
-def test_a_wrong_token_is_said_to_be_one(tmp_path):
+def test_a_wrong_token_is_reported_as_one(tmp_path):
     async def body():
         async with started(tmp_path, command=FAKE, servers=1) as gateway:
-            client = GatewayClient(gateway.url, token="a-token-of-somebody-else")
+            client = GatewayClient(gateway.url, token="a-token-of-another-gateway")
             with pytest.raises(SessionRefused, match="wrong one") as refused:
                 await client.open()
             await client.close()

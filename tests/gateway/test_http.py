@@ -163,7 +163,7 @@ async def test_a_request_that_is_too_large_is_413_announced_or_not(gateway):
     assert (await gateway.ask("POST", f"/proxy/{name}/count", data=pieces()))[0] == 413
     assert (await gateway.ask("POST", "/sessions", data=b"x" * 70_000))[0] == 413
 
-    # Announced and never sent: nobody waits for it.
+    # Announced and never sent: the gateway does not wait for it.
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
     writer.write(b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 70000\r\n\r\n")
     assert (await reader.readline()).split()[1] == b"413"
@@ -178,8 +178,8 @@ def test_what_can_be_opened_is_what_the_runtime_has_whatever_the_configuration_s
             schema = build_api(gateway.service, GatewayConfig(allow_anonymous=True)).openapi()
             return schema["components"]["schemas"]["OpenRequest"]["properties"]["session_type"]
 
-    said = asyncio.run(opened())
-    assert (said["default"], said["enum"]) == ("desktop", ["desktop", "phone"])
+    schema = asyncio.run(opened())
+    assert (schema["default"], schema["enum"]) == ("desktop", ["desktop", "phone"])
 
 
 @served(min_ttl_s=2, max_ttl_s=100)
@@ -206,7 +206,7 @@ async def test_bad_input_is_422_and_opens_nothing(gateway):
 
 
 @served(max_sessions=16)
-async def test_of_200_openings_at_once_exactly_16_succeed_and_the_others_are_told_when_to_come_back(gateway):
+async def test_of_200_openings_at_once_exactly_16_succeed_and_the_others_get_a_time_to_retry(gateway):
     async def attempt():
         async with gateway.http.post(gateway.url + "/sessions", json={"ttl_s": 20}) as response:
             return response.status, response.headers.get("Retry-After")
@@ -302,7 +302,7 @@ async def test_an_answer_that_is_cut_off_does_not_look_like_a_whole_one(gateway)
 
 @served()
 async def test_bodies_stream_in_both_directions_piece_by_piece(gateway):
-    """Each piece is sent only after the echo of the one before came back: nobody can have waited for the whole."""
+    """Each piece is sent only after the echo of the one before came back, so the proxy did not wait for the whole."""
     name = await gateway.opened()
     reader, writer = await asyncio.open_connection("127.0.0.1", int(gateway.url.rpartition(":")[2]))
     writer.write(

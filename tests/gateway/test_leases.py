@@ -86,7 +86,7 @@ def test_the_term_begins_when_the_session_is_there_not_when_it_was_asked_for():
     assert table.next_expiry() == 60.0
 
 
-def test_the_seventeenth_of_sixteen_is_refused_and_told_when_to_come_back():
+def test_the_seventeenth_of_sixteen_is_refused_with_a_time_to_retry():
     table = LeaseTable(16)
     for number in range(16):
         _leased(table, str(number), ttl_s=10.0 + number)
@@ -143,7 +143,7 @@ def test_a_session_lost_while_it_is_closed_is_simply_removed():
     assert len(table) == 0
 
 
-def test_a_session_lost_before_anybody_saw_it_fails_its_opening():
+def test_a_session_lost_while_it_opens_fails_its_opening():
     table = LeaseTable(1)
     table.reserve("a", "browser", 10.0, 0.0)
     table.mark_lost("a", "gone", 0.0)
@@ -228,7 +228,7 @@ class Interleavings(RuleBasedStateMachine):
         return data.draw(st.sampled_from(self._in(*states)))
 
     def _run_out(self, name):
-        """What the clock alone does to a session the moment somebody looks at it."""
+        """What the clock alone does to a session as soon as it is looked up."""
         if self.now >= self.ends[name] and not self.uses[name]:
             if self.state[name] == "leased":
                 self.state[name] = "expired"

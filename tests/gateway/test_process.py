@@ -23,7 +23,7 @@ FAKE = (sys.executable, "-m", "palaestra.sessions.server", "--port", "0", "--fak
 
 
 class Started:
-    """A gateway process that has said where it listens."""
+    """A gateway process that has printed where it listens."""
 
     def __init__(self, process, facts):
         self.process, self.url = process, facts["url"]
@@ -223,7 +223,7 @@ def test_only_this_machine_can_be_served_without_a_token():
 
 def test_a_refused_configuration_says_so_in_one_line_with_exit_code_2(tmp_path):
     async def body():
-        for argument, said in (("port=1", b"needs a token"), ("prt=0", b"Did you mean 'port'?"), ("x", b"key=value"),
+        for argument, message in (("port=1", b"needs a token"), ("prt=0", b"Did you mean 'port'?"), ("x", b"key=value"),
                                ("port=[", b"not a YAML value")):  # fmt: skip
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "palaestra.gateway", argument, stderr=asyncio.subprocess.PIPE,
@@ -231,7 +231,7 @@ def test_a_refused_configuration_says_so_in_one_line_with_exit_code_2(tmp_path):
             )  # fmt: skip
             _, errors = await process.communicate()
             assert (process.returncode, errors.count(b"\n")) == (2, 1)
-            assert said in errors
+            assert message in errors
 
     asyncio.run(body())
 
@@ -249,7 +249,7 @@ def test_nothing_that_the_description_allows_is_answered_otherwise_than_describe
                 "-H", f"Authorization: Bearer {TOKEN}", "--max-examples", "50", "--no-color", cwd=tmp_path,
                 stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
             )  # fmt: skip
-            said, _ = await fuzzing.communicate()
-            assert fuzzing.returncode == 0, said.decode()[-5000:]
+            output, _ = await fuzzing.communicate()
+            assert fuzzing.returncode == 0, output.decode()[-5000:]
 
     asyncio.run(body())

@@ -46,7 +46,7 @@ async def test_another_client_with_the_same_gateway_token_can_do_nothing_to_a_se
 
 
 @served(token=TOKEN)
-async def test_the_token_is_said_once_and_does_not_reach_the_session(gateway):
+async def test_the_token_is_sent_once_and_does_not_reach_the_session(gateway):
     _, opened = await gateway.ask("POST", "/sessions", json={})
     name, headers = opened["session_id"], _owned(opened["session_token"])
     _, listing = await gateway.ask("GET", "/sessions")
@@ -58,7 +58,7 @@ async def test_the_token_is_said_once_and_does_not_reach_the_session(gateway):
 
 
 @served(token=TOKEN)
-async def test_what_is_gone_is_said_to_be_gone_whoever_asks(gateway):
+async def test_a_session_that_is_gone_is_reported_so_to_every_client(gateway):
     name = await gateway.opened()
     assert (await gateway.ask("DELETE", f"/sessions/{name}"))[0] == 200
     status, document = await gateway.ask("GET", f"/proxy/{name}/progress", owner=False)
@@ -77,7 +77,7 @@ async def test_the_operator_can_use_list_and_close_every_session(gateway):
 
 
 @served()
-async def test_without_a_token_nobody_is_told_apart(gateway):
+async def test_without_a_token_all_clients_are_the_same(gateway):
     name = await gateway.opened()
     assert (await gateway.ask("DELETE", f"/sessions/{name}", owner=False))[0] == 200
 

@@ -44,7 +44,7 @@ async def _reap(service):
 
 
 @with_service
-async def test_a_session_nobody_uses_is_removed_when_its_lease_runs_out_and_not_before(service, runtime, clock):
+async def test_an_unused_session_is_removed_when_its_lease_runs_out_and_not_before(service, runtime, clock):
     await service.open("browser", 60.0)
 
     clock.now += 59.9
@@ -87,7 +87,7 @@ async def test_a_session_that_cannot_be_removed_keeps_its_place_until_it_is(serv
 
 
 @with_service
-async def test_what_the_runtime_carries_and_nobody_leases_is_removed(service, runtime, clock):
+async def test_a_session_of_the_runtime_without_a_lease_is_removed(service, runtime, clock):
     await service.open("browser", 60.0)
     runtime.sessions["left by another"] = object()
 

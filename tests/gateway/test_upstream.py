@@ -97,7 +97,7 @@ def test_an_answer_that_breaks_off_is_a_loss_and_never_a_short_answer(canned):
         _asked(canned)
 
 
-def test_nobody_at_the_other_end_is_a_loss():
+def test_a_refused_connection_is_a_loss():
     async def body():
         await ConnectionPool().send_request("127.0.0.1", 1, HEAD, b"", chunked=False, is_head=False)
 

@@ -128,9 +128,9 @@ def cluster(tmp_path_factory):
 
 @pytest.fixture
 def stand_in(cluster):
-    """For tests of what only the stand-in can be told to do."""
+    """For tests of faults that only the stand-in can produce."""
     if cluster.plane is None:
-        pytest.skip("a real kubelet fails when it will, not when it is told to")
+        pytest.skip("a real kubelet does not fail on request")
 
 
 @pytest.fixture

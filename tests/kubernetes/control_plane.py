@@ -26,7 +26,7 @@ CONTROLLERS = "garbagecollector,namespace,resourcequota,serviceaccount"
 
 
 def free_ports(count):
-    """Ports that nobody listens on; all held at once, so that they differ."""
+    """Free ports; all held at once, so that they differ."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for one in sockets:
@@ -96,7 +96,7 @@ class ControlPlane:
         self._logs = []
 
     def compact(self):
-        """Make etcd forget everything before now, so that nobody can go on from there."""
+        """Make etcd forget everything before now, so that no watch can resume from there."""
         revision = int(self._etcd("/v3/kv/range", {"key": "AA=="})["header"]["revision"])
         self._etcd("/v3/kv/compaction", {"revision": str(revision), "physical": True})
 

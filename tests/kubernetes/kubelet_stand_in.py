@@ -5,7 +5,7 @@
 Watches the pods of every namespace over the real API, binds each to a node, starts `palaestra.sessions.server --fake`
 on a loopback address of its own, probes it and writes the status a kubelet would write; a process that ends becomes a
 failed pod, a deleted pod ends its process. A pod can ask for trouble by an annotation (`TROUBLE`); what a kubelet says
-then is said here. Prints `ready` once it listens, and ends, with all its processes, when its standard input does.
+then is reported here. Prints `ready` once it listens, and ends, with all its processes, when its standard input does.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ class StandIn:
         )
 
     async def _probed(self, process, address, port):
-        """Ask for /health as a readiness probe does, until it answers; False when there is nobody to ask."""
+        """Ask for /health as a readiness probe does, until it answers; False when its process has ended."""
         async with aiohttp.ClientSession(trust_env=False) as client:
             while process.returncode is None:
                 with contextlib.suppress(aiohttp.ClientError, TimeoutError):
@@ -224,11 +224,11 @@ async def main(kubeconfig):
     loop = asyncio.get_running_loop()
     loop.add_reader(0, over.set)
     loop.add_signal_handler(signal.SIGTERM, over.set)
-    said = []
+    reported = []
 
     def ready():
-        if not said:
-            said.append(True)
+        if not reported:
+            reported.append(True)
             sys.stdout.write("ready\n")
             sys.stdout.flush()
 

@@ -7,7 +7,7 @@
 
 Everything lies in one directory. Pods, API server and kubelet meet on a bridge that no other machine reaches. There is
 no kube-proxy: the address of the `kubernetes` service is the API server's own, other services have none, and nothing
-enforces a NetworkPolicy. For tests: whoever reaches the bridge may talk to the kubelet.
+enforces a NetworkPolicy. For tests: every process that reaches the bridge may talk to the kubelet.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NODE = "node1"
 SYSCTLS = ("vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "net/ipv4/ip_forward")
 """What kubelet and the bridge plugin set for the whole machine; put back by `down`."""
 OUTSIDE = ("/var/lib/kubelet", "/var/log/pods", "/var/log/containers", "/var/lib/cni")
-"""Where kubelet and its plugins write whatever they are told; removed by `down` if they were not there before."""
+"""Where kubelet and its plugins write regardless of their settings; removed by `down` if they were not there before."""
 CGROUPS = Path("/sys/fs/cgroup")
 
 

@@ -1,4 +1,4 @@
-"""What goes wrong with pods, on a real API server: told in the cluster's own words, once, and nothing left behind."""
+"""Failing pods on a real API server: reported once, in the cluster's own words, and nothing is left behind."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.kubernetes
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
-    ("trouble", "reason", "said"),
+    ("trouble", "reason", "message"),
     [
         ("image", "image_pull_failed", "image 'nowhere/session:1': ErrImagePull: pull access denied"),
         ("config", "start_failed", 'container session: CreateContainerConfigError: secret "token" not found'),
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.kubernetes
         ("crash", "crashed", "container session ended with exit code 3: no chromium was found"),
     ],
 )
-def test_a_pod_that_cannot_get_ready_is_given_up_with_the_reason_and_removed(place, trouble, reason, said):
+def test_a_pod_that_cannot_get_ready_is_given_up_with_the_reason_and_removed(place, trouble, reason, message):
     document = manifest_document(trouble=trouble, image="nowhere/session:1")
 
     async def body():
@@ -33,7 +33,7 @@ def test_a_pod_that_cannot_get_ready_is_given_up_with_the_reason_and_removed(pla
             with pytest.raises(SessionFailed) as caught:
                 await runtime.create("one", "browser")
             assert caught.value.reason == reason
-            assert said in caught.value.detail
+            assert message in caught.value.detail
             assert dict(await runtime.list()) == {}
             assert place.pods() == {}
             assert lost.empty
@@ -43,16 +43,16 @@ def test_a_pod_that_cannot_get_ready_is_given_up_with_the_reason_and_removed(pla
 
 @pytest.mark.usefixtures("stand_in")
 @pytest.mark.parametrize(
-    ("trouble", "said"),
+    ("trouble", "message"),
     [("", "container session ended with exit code 137"), ("oom", "container session was OOMKilled (exit code 137)")],
 )
-def test_a_killed_container_is_a_lost_session_with_its_exit_code_and_its_pod_is_removed(place, trouble, said):
+def test_a_killed_container_is_a_lost_session_with_its_exit_code_and_its_pod_is_removed(place, trouble, message):
     async def body():
         async with carried(place, document=manifest_document(trouble=trouble)) as (runtime, lost):
             await runtime.create("one", "browser")
             other = await runtime.create("two", "browser")
             os.kill(place.pid("one"), signal.SIGKILL)
-            assert await lost.next() == ("one", said)
+            assert await lost.next() == ("one", message)
             assert set(await runtime.list()) == {"two"}
             await until(lambda: set(place.pods()) == {"session-two"})
             assert await answers(other)
@@ -62,7 +62,7 @@ def test_a_killed_container_is_a_lost_session_with_its_exit_code_and_its_pod_is_
     asyncio.run(body())
 
 
-def test_a_pod_deleted_by_somebody_else_is_a_lost_session(place):
+def test_a_pod_deleted_by_another_client_is_a_lost_session(place):
     async def body():
         async with carried(place) as (runtime, lost):
             await runtime.create("one", "browser")
@@ -102,7 +102,7 @@ def test_stopping_gives_up_what_is_half_made_and_leaves_nothing(place):
     asyncio.run(body())
 
 
-def test_a_pod_of_ours_that_nobody_waits_for_is_removed(place):
+def test_a_pod_whose_creation_was_given_up_is_removed(place):
     """As a request makes one whose answer was given up before it came."""
 
     async def body():

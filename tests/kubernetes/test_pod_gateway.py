@@ -40,7 +40,7 @@ def command(file):
 
 @contextlib.asynccontextmanager
 async def gateway(file):
-    """A process that has said where it listens: the process and its address."""
+    """A process that has printed where it listens: the process and its address."""
     process = await asyncio.create_subprocess_exec(
         *command(file), env={**os.environ, TOKEN_VARIABLE: TOKEN}, stdout=asyncio.subprocess.PIPE
     )
@@ -101,7 +101,7 @@ def test_what_a_gateway_killed_with_9_left_is_gone_when_the_next_one_serves(plac
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_lost_pod_is_an_environment_failure_to_whoever_uses_the_session(place, tmp_path):
+def test_a_lost_pod_is_an_environment_failure_to_the_user_of_the_session(place, tmp_path):
     async def body():
         async with gateway(written(place, tmp_path, warm=0)) as (_, url):
             opened = (await ask(url, "POST", "/sessions", json={}))[1]
@@ -116,7 +116,7 @@ def test_a_lost_pod_is_an_environment_failure_to_whoever_uses_the_session(place,
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"namespace": "nowhere"}, b"namespace_missing"),
         ({"kubeconfig": "/nowhere/kubeconfig"}, b"gateway.kubernetes.kubeconfig = '/nowhere/kubeconfig'"),
@@ -125,7 +125,7 @@ def test_a_lost_pod_is_an_environment_failure_to_whoever_uses_the_session(place,
         ({"namespce": "x"}, b"Did you mean 'namespace'?"),
     ],
 )
-def test_what_cannot_work_is_refused_in_one_line_with_exit_code_2(place, tmp_path, settings, said):
+def test_what_cannot_work_is_refused_in_one_line_with_exit_code_2(place, tmp_path, settings, message):
     async def body():
         process = await asyncio.create_subprocess_exec(
             *command(written(place, tmp_path, kubernetes=settings)), env={**os.environ, TOKEN_VARIABLE: TOKEN},
@@ -134,6 +134,6 @@ def test_what_cannot_work_is_refused_in_one_line_with_exit_code_2(place, tmp_pat
         _, errors = await asyncio.wait_for(process.communicate(), 60)
         assert process.returncode == 2, errors
         assert errors.count(b"\n") == 1, errors
-        assert said in errors
+        assert message in errors
 
     asyncio.run(body())

@@ -34,7 +34,7 @@ def changed(path, value=None):
 
 
 @pytest.mark.parametrize(
-    ("document", "said"),
+    ("document", "message"),
     [
         ([manifest_document()], "m.yaml: kind = 'list': is not a Pod"),
         ("text", "m.yaml: kind = 'str': is not a Pod"),
@@ -53,10 +53,10 @@ def changed(path, value=None):
         (changed(["metadata"], {"namespace": "other"}), "metadata.namespace = 'other'"),
     ],
 )
-def test_a_manifest_no_session_can_be_made_from_is_refused_with_its_file_and_field(document, said):
+def test_a_manifest_no_session_can_be_made_from_is_refused_with_its_file_and_field(document, message):
     with pytest.raises(ConfigError) as caught:
         check_manifest(document, "browser", "m.yaml", config())
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_files_are_read_one_pod_each(tmp_path):
@@ -65,8 +65,12 @@ def test_files_are_read_one_pod_each(tmp_path):
     two.write_text("---\n".join([yaml.safe_dump(manifest_document())] * 2))
     broken.write_text("{")
     assert set(read_manifests(config(manifests={"desktop": one}))) == {"desktop"}
-    for path, said in ((two, "holds 2 documents"), (broken, "is not YAML"), (tmp_path / "no.yaml", "cannot be read")):
-        with pytest.raises(ConfigError, match=said) as caught:
+    for path, message in (
+        (two, "holds 2 documents"),
+        (broken, "is not YAML"),
+        (tmp_path / "no.yaml", "cannot be read"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
             read_manifests(config(manifests={"desktop": path}))
         assert caught.value.place == "gateway.kubernetes.manifests.desktop"
 
@@ -116,7 +120,7 @@ def test_a_pod_is_its_manifest_with_the_gateways_word_on_life_and_ownership():
 
 
 def test_the_configuration_names_what_is_wrong_in_it():
-    for settings, said in (
+    for settings, message in (
         ({"runtime": "docker"}, "gateway.runtime = 'docker'"),
         ({"kubernetes": {"namespce": "x"}}, "Did you mean 'namespace'?"),
         ({"kubernetes": {"name": "My Gateway"}}, "gateway.kubernetes.name = 'My Gateway'"),
@@ -124,7 +128,7 @@ def test_the_configuration_names_what_is_wrong_in_it():
     ):
         with pytest.raises(ConfigError) as caught:
             parse_section(GatewayConfig, settings, place="gateway")
-        assert said in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_a_gateway_on_this_machine_does_not_load_the_client_and_one_for_a_cluster_says_how_to_get_it():

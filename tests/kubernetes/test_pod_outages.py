@@ -1,4 +1,4 @@
-"""An API server that dies, comes back, and forgets: sessions go on, and what happened meanwhile is told."""
+"""An API server that dies, comes back, and forgets: sessions go on, and what happened meanwhile is reported."""
 
 import asyncio
 import os
@@ -20,10 +20,10 @@ def plane(cluster):
     return cluster.plane
 
 
-def test_an_api_server_killed_and_started_again_loses_no_session_and_a_death_meanwhile_is_told(
+def test_an_api_server_killed_and_started_again_loses_no_session_and_a_death_meanwhile_is_reported(
     place, plane, monkeypatch
 ):
-    # On a loaded machine it takes longer to come back than anybody would be left waiting elsewhere.
+    # On a loaded machine it takes longer to come back than requests are retried elsewhere.
     monkeypatch.setattr(controller, "OUTAGE_S", 120.0)
 
     async def body():
@@ -79,7 +79,7 @@ def test_a_moment_the_cluster_has_forgotten_is_made_up_for_by_a_list(place, plan
     asyncio.run(body())
 
 
-def test_a_session_that_vanished_while_nothing_could_be_heard_is_told(place, plane):
+def test_a_session_that_vanished_during_an_outage_is_reported(place, plane):
     """Its pod is deleted and collected before our watch is back: only the list shows that it is not there."""
 
     async def body():

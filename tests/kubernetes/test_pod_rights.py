@@ -1,4 +1,4 @@
-"""What the API server refuses: quota, rights, namespaces, manifests. Real refusals, told with the remedy."""
+"""What the API server refuses: quota, rights, namespaces, manifests. Real refusals, reported with the remedy."""
 
 import asyncio
 
@@ -33,13 +33,13 @@ def may(place, verb, what):
 
 @pytest.fixture
 def limited(cluster, place):
-    """The same place for somebody who has to be granted everything."""
+    """The same place for a user without rights."""
     if cluster.plane is None:
         pytest.skip("needs a user of its own, which only our own API server has")
     return Place(cluster, place.namespace, cluster.plane.kubeconfig("gateway"))
 
 
-def test_a_full_quota_is_told_as_such_and_room_in_it_is_used(place):
+def test_a_full_quota_is_reported_as_such_and_room_in_it_is_used(place):
     quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "few"}, "spec": {"hard": {"pods": "1"}}}
 
     async def body():
@@ -72,14 +72,14 @@ def test_the_documented_rights_are_enough_for_everything(limited):
 
 
 @pytest.mark.parametrize(
-    ("what", "verb", "said"),
+    ("what", "verb", "message"),
     [
         ("pods", "list", 'list pods in namespace {}: pods is forbidden: User "gateway" cannot list resource "pods"'),
         ("pods", "create", 'User "gateway" cannot create resource "pods" in API group "" in the namespace "{}"'),
         ("configmaps", "create", 'User "gateway" cannot create resource "configmaps"'),
     ],
 )
-def test_a_gateway_without_a_right_it_needs_does_not_start_and_says_which(limited, what, verb, said):
+def test_a_gateway_without_a_right_it_needs_does_not_start_and_says_which(limited, what, verb, message):
     async def body():
         left = {name: [one for one in verbs if (name, one) != (what, verb)] for name, verbs in RIGHTS.items()}
         grant(limited, **left)
@@ -87,13 +87,13 @@ def test_a_gateway_without_a_right_it_needs_does_not_start_and_says_which(limite
         with pytest.raises(ConfigError) as caught:
             async with carried(limited):
                 pass
-        assert said.format(limited.namespace) in str(caught.value)
+        assert message.format(limited.namespace) in str(caught.value)
         assert "Role in deploy/" in str(caught.value)
 
     asyncio.run(body())
 
 
-def test_a_right_that_is_taken_away_later_is_told_to_whoever_opens_a_session(limited):
+def test_a_right_that_is_revoked_later_is_reported_when_a_session_is_opened(limited):
     async def body():
         grant(limited, **RIGHTS)
         await until(lambda: may(limited, "delete", "configmaps"))

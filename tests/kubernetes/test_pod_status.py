@@ -85,7 +85,7 @@ def test_an_image_that_cannot_be_had_is_named(word):
         ),
     ],
 )  # fmt: skip
-def test_an_end_is_told_with_what_the_cluster_knows_of_it(status, reason, text):
+def test_an_end_is_reported_with_what_the_cluster_knows_of_it(status, reason, text):
     assert read(status).failure == Failure(reason, text)
 
 

@@ -1,4 +1,4 @@
-"""Spare pods: ready before anybody asks, claimed once, replaced; and who owns every pod."""
+"""Spare pods: ready before a session is requested, claimed once, replaced; and the owner of every pod."""
 
 import asyncio
 import os
@@ -64,7 +64,7 @@ def test_a_spare_that_was_written_to_since_is_claimed_all_the_same_and_two_claim
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_a_spare_that_dies_is_replaced_and_nobody_is_told_of_a_loss(place):
+def test_a_spare_that_dies_is_replaced_and_no_loss_is_reported(place):
     async def body():
         async with carried(place, warm=1) as (runtime, lost):
             await until(lambda: runtime.counts()["spare"] == 1)

@@ -341,7 +341,7 @@ def test_compiled_acting_refuses_arrays_of_other_sizes() -> None:
     net = CompiledActorCritic(trainer_for().policy)  # type: ignore[arg-type]
     seen, noise, numbers = np.zeros((3, 4), np.float32), np.zeros((3, 1), np.float32), np.zeros(3, np.float32)
     action = np.zeros(3, np.int64)
-    net.act_into(seen, noise, action, numbers, numbers.copy())
+    net.act_into(seen, noise, None, action, numbers, numbers.copy())
     for arguments in (
         (np.zeros((3, 5), np.float32), noise, action, numbers, numbers),
         (seen, np.zeros((2, 1), np.float32), action, numbers, numbers),
@@ -350,7 +350,7 @@ def test_compiled_acting_refuses_arrays_of_other_sizes() -> None:
         (seen, noise, action, numbers, np.zeros(2, np.float32)),
     ):
         with pytest.raises(ExperienceError, match="act: "):
-            net.act_into(*arguments)
+            net.act_into(*arguments[:2], None, *arguments[2:])
     with pytest.raises(ExperienceError, match="sees rows of 4 numbers"):
         net.value(np.zeros((3, 5), np.float32))
     with pytest.raises(ExperienceError, match="sees rows of 4 numbers"):

@@ -116,7 +116,7 @@ def test_not_even_the_largest_noise_makes_the_kernels_draw_what_torch_would_not(
     noise = np.full((4000, 1), 1.0 - 2.0**-24, np.float32)
     action, log_prob, value = np.zeros(4000, np.int64), np.zeros(4000, np.float32), np.zeros(4000, np.float32)
     net = CompiledActorCritic(policy)
-    net.act_into(net.normalize(observation.numpy()), noise, action, log_prob, value)
+    net.act_into(observation.numpy(), noise, None, action, log_prob, value)
     assert (log_prob > -20).all()
     assert (action < 30).all()
 

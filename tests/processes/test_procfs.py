@@ -37,7 +37,7 @@ def test_an_identity_lives_as_long_as_its_process(child):
     assert ProcessIdentity.of(child.pid) is None
 
 
-def test_a_zombie_is_nobody(child):
+def test_a_zombie_is_not_a_running_process(child):
     identity = ProcessIdentity.of(child.pid)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
@@ -45,7 +45,7 @@ def test_a_zombie_is_nobody(child):
     assert read_stat(child.pid) is None
 
 
-def test_the_same_number_at_another_time_or_boot_is_somebody_else():
+def test_the_same_pid_at_another_time_or_boot_is_another_process():
     me = ProcessIdentity.of(os.getpid())
     assert me.is_alive()
     assert not replace(me, started=me.started + 1).is_alive()

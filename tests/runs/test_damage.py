@@ -115,7 +115,7 @@ def test_a_request_that_fails_half_way_leaves_nothing_behind(home, monkeypatch):
                 with pytest.raises(PermissionError):
                     await supervisor.submit(echo(steps=1))
             assert supervisor.idle
-            assert supervisor.registry.count() == 0
+            assert supervisor.registry.ids() == frozenset()
             assert list(home.runs.iterdir()) == []
             assert (
                 await wait_for_end(supervisor, (await supervisor.submit(echo(steps=1))).run_id)

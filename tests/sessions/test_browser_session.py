@@ -41,7 +41,7 @@ def test_the_data_entry_task_can_be_solved_and_counts_what_is_wrong():
         cells = f"document.querySelectorAll('tr')[{row}].querySelectorAll('td')"
         person = await page.evaluate(f"[...{cells}].slice(1).map((cell) => cell.textContent)")
         progress, step = [], 0
-        for entered in (["Nobody", "Here", "at@all"], person):
+        for entered in (["Unknown", "Here", "at@all"], person):
             for number, text in enumerate(entered):
                 for action in (Click(Point(450, 81 + 46 * number)), TypeText(text)):
                     step += 1
@@ -180,7 +180,7 @@ async def _contexts(browser):
 
 
 @drawn_on_demand
-def test_a_page_waits_in_reserve_that_nobody_has_used_and_never_more_than_one():
+def test_one_unused_page_is_kept_in_reserve_and_never_more():
     async def play(browser):
         session, counts = session_in(browser), []
         for size in (1, 2, 3, 3, 3):
@@ -217,10 +217,10 @@ def test_a_page_in_reserve_whose_process_died_is_not_handed_out():
 def test_a_dialog_does_not_stop_the_world():
     async def play(browser):
         page = await page_in(
-            browser, "<!doctype html><body onclick='window.said = confirm(1); window.after = 1'>" + "x" * 99
+            browser, "<!doctype html><body onclick='window.answer = confirm(1); window.after = 1'>" + "x" * 99
         )
         await page.act(Click(Point(20, 10)))
-        return await page.evaluate("[window.said, window.after]")
+        return await page.evaluate("[window.answer, window.after]")
 
     assert with_browser(play) == [False, 1]
 
@@ -256,7 +256,7 @@ def test_a_page_that_hangs_while_it_draws_is_removed_before_its_neighbour_draws(
     assert with_browser(play) == (SCREEN, 1)
 
 
-def test_whoever_stops_waiting_for_a_picture_leaves_the_next_one_in_order():
+def test_a_cancelled_screenshot_leaves_the_next_one_in_order():
     async def play(browser):
         pages = [await page_in(browser, f"<!doctype html>{name}") for name in "ab"]
         whole = [await page.draw() for page in pages]
@@ -353,14 +353,14 @@ def test_every_page_of_miniwob_loads_and_says_what_to_do():
     names = suites()["miniwob"].names()
 
     async def play(browser):
-        told = {}
+        instructions = {}
         for name in names:
             session = session_in(browser)
-            told[name] = (await session.reset(TaskRequest(f"miniwob/{name}", 3))).instruction
+            instructions[name] = (await session.reset(TaskRequest(f"miniwob/{name}", 3))).instruction
             assert not (await session.progress()).done
             await session.close()
-        return told
+        return instructions
 
-    told = with_browser(play)
-    assert len(told) == 130
-    assert all(told.values())
+    instructions = with_browser(play)
+    assert len(instructions) == 130
+    assert all(instructions.values())

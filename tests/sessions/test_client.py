@@ -63,12 +63,12 @@ def test_what_comes_over_the_wire_is_what_the_session_gave():
     async def run():
         async with served() as url:
             session = await open_session(url, session_id="seven")
-            told = await play(session)
+            over_http = await play(session)
             await session.close()
-        return told, await play(FakeSession())
+        return over_http, await play(FakeSession())
 
-    told, direct = asyncio.run(run())
-    assert told == direct  # details of 12 KB do not fit into a header; they arrive all the same
+    over_http, direct = asyncio.run(run())
+    assert over_http == direct  # details of 12 KB do not fit into a header; they arrive all the same
 
 
 @pytest.mark.parametrize(
@@ -81,12 +81,12 @@ def test_what_comes_over_the_wire_is_what_the_session_gave():
 )
 def test_an_error_arrives_as_what_it_was(error):
     status = getattr(error, "status", 500)
-    told = parse_error(status, encode_json(error_document(error)))
-    assert (str(told), getattr(told, "status", 500)) == (str(error), status)
-    assert isinstance(told, type(error))
+    parsed = parse_error(status, encode_json(error_document(error)))
+    assert (str(parsed), getattr(parsed, "status", 500)) == (str(error), status)
+    assert isinstance(parsed, type(error))
 
 
-def test_an_answer_that_is_none_of_ours_is_said_to_be():
+def test_a_response_of_another_server_is_reported_as_such():
     assert parse_error(502, b"<html>Bad Gateway</html>").reason == "bad_answer"
     assert parse_error(404, b"").code == "bad_answer"
     with pytest.raises(ConfigError, match="must begin with http"):
@@ -163,7 +163,7 @@ def test_half_a_character_in_an_instruction_is_named_wherever_it_comes_from():
 
 
 class _Flaky:
-    """A server in front of a session that drops connections when told to: `before` it acts, or `after`."""
+    """A server in front of a session that drops connections on request: `before` it acts, or `after`."""
 
     def __init__(self, url, drops):
         self._client, self._drops, self.heard = HttpClient(url), list(drops), []
@@ -244,10 +244,10 @@ def _answering(*answers):
     async def answer(reader, writer):
         while True:
             heard.append((await request_read(reader))[:2])
-            said = left.pop(0)
-            if said is None:
+            data = left.pop(0)
+            if data is None:
                 await asyncio.Event().wait()
-            writer.write(said)
+            writer.write(data)
             await writer.drain()
 
     return heard, listening(answer)

@@ -1,4 +1,4 @@
-"""The query-string dialect, against a small server that speaks it: what can be said, what is refused, nothing twice."""
+"""The query-string dialect against a small server: what it can express, what is refused, nothing twice."""
 
 import asyncio
 import json
@@ -84,7 +84,7 @@ def _play(play, desktop=None, **settings):
     return asyncio.run(run()), desktop
 
 
-SAID = [
+QUERIES = [
     (Move(AT), "action_type=mouse_move&x=100&y=200"),
     (Click(AT), "action_type=left_click&x=100&y=200"),
     (Click(None, times=2), "action_type=double_click&x=100&y=200"),  # where the pointer is
@@ -98,18 +98,18 @@ SAID = [
 ]
 
 
-def test_every_action_the_dialect_knows_is_said_in_its_words():
+def test_every_action_of_the_dialect_is_written_as_its_query():
     async def play(session):
         spec = await session.reset(TASK)
-        steps = [await session.act(action, step=n) for n, (action, _) in enumerate(SAID, 1)]
+        steps = [await session.act(action, step=n) for n, (action, _) in enumerate(QUERIES, 1)]
         return spec, steps
 
     (spec, steps), desktop = _play(play)
     assert (spec.instruction, spec.screen) == ("Enter rows [3, 7].", SCREEN)
     assert desktop.asked == [
-        {**dict(parse_qsl(query)), "step": str(number), "delay": "0"} for number, (_, query) in enumerate(SAID, 1)
+        {**dict(parse_qsl(query)), "step": str(number), "delay": "0"} for number, (_, query) in enumerate(QUERIES, 1)
     ]
-    assert len({step.screenshot.sha256 for step in steps}) == len(SAID)
+    assert len({step.screenshot.sha256 for step in steps}) == len(QUERIES)
 
 
 @pytest.mark.parametrize(
@@ -243,7 +243,7 @@ def test_an_act_whose_answer_is_lost_is_not_sent_again_and_ends_the_session():
     assert [query["action_type"] for query in desktop.asked] == ["mouse_move", "left_click"]
 
 
-def test_an_act_nobody_waits_for_ends_the_session_too():
+def test_a_cancelled_act_ends_the_session_too():
     class Stuck(_Desktop):
         async def __call__(self, reader, writer):
             while True:

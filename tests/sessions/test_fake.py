@@ -89,7 +89,7 @@ def test_clicking_the_square_solves_it_and_missing_it_ends_it():
     assert hit.screenshot.sha256 != miss.screenshot.sha256
 
 
-def test_at_the_step_limit_its_progress_says_what_the_last_act_said():
+def test_at_the_step_limit_its_progress_equals_that_of_the_last_act():
     async def play():
         session = FakeSession()
         await session.reset(TaskRequest("fake/button", 3, {"step_limit": 1}))

@@ -1,4 +1,4 @@
-"""The gateway that training starts, and the one that somebody else runs."""
+"""The gateway that training starts, and one that is already running."""
 
 import json
 import os

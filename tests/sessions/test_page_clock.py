@@ -118,8 +118,8 @@ def test_a_request_that_is_never_answered_delays_an_act_and_does_not_fail_it(mon
         monkeypatch.setattr(page, "_serve_request", answer)
         return await page.evaluate("[document.title, performance.now() >= 2014]"), (await page.screenshot()).size
 
-    told, size = with_browser(play)
-    assert told == ["", True]
+    value, size = with_browser(play)
+    assert value == ["", True]
     assert size == SCREEN
 
 
@@ -261,7 +261,7 @@ def test_in_a_browser_that_draws_by_itself_time_is_real_and_a_failure_ends_the_w
 
 
 class _Cdp:
-    """A browser that answers grants as it is told to."""
+    """A browser that answers grants when the test sets the answer."""
 
     def __init__(self):
         self.calls, self.answers = [], []

@@ -97,7 +97,7 @@ def test_an_act_can_be_answered_with_the_picture_and_the_facts_beside_it():
     assert Screenshot.of(picture.body).facts() == facts.document["screenshot"]
 
 
-def test_details_too_long_for_a_header_are_left_out_of_it_and_said_to_be():
+def test_details_too_long_for_a_header_are_left_out_and_marked_as_left_out():
     typed = {"step": 1, "action": {"kind": "type", "text": "漢" * 1000}}
 
     async def play(ask):
@@ -152,8 +152,8 @@ BAD = [
     ("/sessions", {"session_id": None}, 422, "bad_request"),
     ("/sessions", {"name": "x"}, 422, "bad_request"),
     ("/sessions", {"session_id": "default"}, 409, "session_exists"),
-    ("/sessions/nobody/act", MOVE, 404, "no_session"),
-    ("/sessions/nobody/reset", RESET, 404, "no_session"),
+    ("/sessions/missing/act", MOVE, 404, "no_session"),
+    ("/sessions/missing/reset", RESET, 404, "no_session"),
     ("/reset", b"", 400, "bad_json"),
     ("/reset", b"\xff\xfe{", 400, "bad_json"),
     ("/reset", b"[" * 100_000, 400, "bad_json"),
@@ -215,7 +215,7 @@ def test_bad_input_is_refused_with_a_reason_and_changes_nothing():
     assert acted.document["step"] == 1
 
 
-def test_what_there_is_no_route_for_is_said_in_the_same_shape():
+def test_an_unknown_route_is_answered_with_an_error_of_the_same_shape():
     async def play(ask):
         return await ask("GET", "/nothing"), await ask("GET", "/sessions/a/b/c"), await ask("PATCH", "/sessions")
 

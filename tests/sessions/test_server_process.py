@@ -50,11 +50,11 @@ def _processes(wanted):
     return found
 
 
-def test_it_says_where_it_listens_serves_there_and_ends_with_whoever_holds_its_input():
-    told, tell = os.pipe()
-    server = _start("--fake", "--until-eof", f"--announce-fd={tell}", stdin=subprocess.PIPE, pass_fds=(tell,))
-    os.close(tell)
-    with os.fdopen(told) as line:
+def test_it_prints_where_it_listens_serves_there_and_ends_when_its_input_ends():
+    read_end, write_end = os.pipe()
+    server = _start("--fake", "--until-eof", f"--announce-fd={write_end}", stdin=subprocess.PIPE, pass_fds=(write_end,))
+    os.close(write_end)
+    with os.fdopen(read_end) as line:
         announced = json.loads(line.read())  # the descriptor is closed after the one line
     assert announced["url"] == f"http://127.0.0.1:{announced['port']}"
     assert announced["pid"] == server.pid
@@ -107,8 +107,12 @@ def test_sigterm_in_the_middle_of_an_act_leaves_no_browser_and_no_directory(tmp_
     finally:
         server.kill()
         server.communicate()
-    (status, told), *_ = answers
-    assert (status, told["error"]["code"], told["error"]["reason"]) == (500, "environment_failed", "browser_gone")
+    (status, document), *_ = answers
+    assert (status, document["error"]["code"], document["error"]["reason"]) == (
+        500,
+        "environment_failed",
+        "browser_gone",
+    )
     assert _processes(lambda group, command: group == browser or str(tmp_path) in command) == []
     assert list(tmp_path.iterdir()) == []
 

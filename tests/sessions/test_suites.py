@@ -55,7 +55,7 @@ def test_rows_earn_their_share_and_mistakes_cost_a_tenth():
     _submit(task, people[first - 1])
     assert (task.judge(None).reward, task.judge(None).done) == (0.5, False)
     _submit(task, people[first - 1])  # again
-    _submit(task, {"first": "Nobody"})
+    _submit(task, {"first": "Unknown"})
     _submit(task, b"\xff not JSON")
     assert task.judge(None).reward == pytest.approx(0.2)
     assert task.judge(None).detail["wrong_submissions"] == 3
@@ -158,5 +158,5 @@ def test_every_suite_declares_what_an_episode_can_be_paid(task, low):
 def test_any_number_of_wrong_submissions_costs_no_more_than_the_declared_least():
     task = make_task("data_entry", "form", 3, {})
     for _ in range(50):
-        _submit(task, {"first": "Nobody"})
+        _submit(task, {"first": "Unknown"})
     assert task.judge(None).reward == -1.0

@@ -136,7 +136,7 @@ def test_a_disk_that_fills_up_in_mid_line_costs_that_line_only(path, monkeypatch
         assert reader.corrupt_lines == 1
 
 
-def test_a_second_writer_is_refused_and_told_who_the_first_is(path):
+def test_a_second_writer_is_refused_with_the_process_of_the_first(path):
     with Journal(path) as journal:
         with pytest.raises(ConfigError, match=r"being written by process \d+.*new attempt") as refused:
             Journal(path)
@@ -354,19 +354,19 @@ def test_any_split_of_the_bytes_gives_the_same_records(tmp_path_factory, cuts, b
 
 
 def test_following_waits_only_when_there_is_nothing_and_looks_once_more_after_the_end(path):
-    said = []
+    waits = []
     with Journal(path) as journal, JournalReader(path) as reader:
         journal.emit(frames(1)[0])
 
         def wait():
             # The writer speaks while the reader waits, and then the run is over.
-            journal.emit(frames(len(said) + 2)[0])
-            said.append("waited")
+            journal.emit(frames(len(waits) + 2)[0])
+            waits.append("waited")
 
-        followed = [r.event.env_step for r in reader.follow(lambda: len(said) == 2, wait)]
+        followed = [r.event.env_step for r in reader.follow(lambda: len(waits) == 2, wait)]
 
     assert followed == [1, 2, 3]
-    assert said == ["waited", "waited"]
+    assert waits == ["waited", "waited"]
 
 
 def test_a_limited_read_gives_a_few_megabytes_and_says_that_there_is_more(tmp_path):

@@ -286,9 +286,9 @@ def test_stderr_is_the_default(capsys, clock):
     sink.emit(TrainingStep(1, 100, {}))
     sink.close()
 
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err == "run  100/100 steps (100 %)  0:00 elapsed\n"
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == "run  100/100 steps (100 %)  0:00 elapsed\n"
 
 
 @pytest.mark.parametrize(

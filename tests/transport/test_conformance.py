@@ -8,9 +8,47 @@ from palaestra.env import EnvConfig, make_env
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
 from palaestra.train.vector import VectorTraining
-from palaestra.transport.conformance import ListSource, check_publisher, check_source
-from palaestra.transport.source import SavedState
+from palaestra.transport.conformance import check_publisher, check_source
+from palaestra.transport.source import Batch, SavedState, TrainingProgress
 from palaestra.transport.weights import SharedWeights
+
+
+class ListSource:
+    """A source of prepared batches."""
+
+    def __init__(self, batches):
+        self._batches, self._position = list(batches), 0
+        self.progress = TrainingProgress()
+
+    def next_batch(self):
+        if self._position == len(self._batches):
+            return None
+        self._position += 1
+        self.progress.add(1)
+        return Batch(self._batches[self._position - 1], steps=1)
+
+    def release(self, batch, version):
+        self.progress.updates += 1
+
+    def requeue(self, batch):
+        self._position -= 1
+        self.progress.add(-1)
+
+    def raise_if_failed(self):
+        pass
+
+    def metrics(self, batch, timing):
+        return {"env_step": float(self.progress.steps)}
+
+    def state(self):
+        return SavedState({}, {"position": self._position})
+
+    def load_state(self, state):
+        self._position = int(state.facts["position"])
+        return True
+
+    def close(self):
+        pass
 
 
 def _training(asynchronous=None):

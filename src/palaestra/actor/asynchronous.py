@@ -35,7 +35,7 @@ from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, clone_policy
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 from palaestra.transport.queue import SegmentQueue, TakenSegment
-from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
+from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
 from palaestra.transport.weights import BoardPublisher, WeightBoard
 
 POLL_S = 0.2
@@ -66,7 +66,7 @@ class AsyncConfig(Section):
     """Number of times a failed or hung collector is replaced, with new episodes, before training fails."""
 
 
-class AsynchronousSource:
+class AsynchronousSource(ExperienceSource[RolloutBuffer]):
     """Returns segments from an asynchronous collector."""
 
     def __init__(

@@ -21,7 +21,6 @@ from torch import nn
 from palaestra.actor.compatibility import buffer_shape, check_spaces
 from palaestra.actor.policy_actor import (
     Compiled,
-    CompiledActor,
     PolicyActor,
     build_actor,
     check_action_masks,
@@ -32,7 +31,8 @@ from palaestra.env.spaces import allocate_row, write_observation
 from palaestra.env.vector import EpisodeEnd, Observation, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentContractError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.columns import NO_FINGERPRINT
+from palaestra.experience.columns import NO_FINGERPRINT, map_column
+from palaestra.policy.compiled import CompiledActorCritic
 from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.network import eval_mode
 from palaestra.transport.source import EpisodeStats, SavedState
@@ -186,7 +186,7 @@ class Collector:
             buffer.duration[:] = buffer.chunk
         try:
             # Compiled kernels have no dropout.
-            with nullcontext() if isinstance(acting, CompiledActor) else eval_mode(self.policy):
+            with nullcontext() if isinstance(acting, CompiledActorCritic) else eval_mode(self.policy):
                 truncated = self._run(buffer, acting, before_step)
                 buffer.position = num_steps
                 if buffer.duration is not None:
@@ -227,11 +227,11 @@ class Collector:
         draw: Callable[..., NDArray[np.float32]] = self.rng.random if uniform else self.rng.standard_normal
         noise = draw((buffer.num_steps, buffer.num_envs, distribution.noise_size), dtype=np.float32)
         if has_rollout_kernel(self.env, acting):
-            assert isinstance(acting, CompiledActor)
+            assert isinstance(acting, CompiledActorCritic)
             if before_step is not None:
                 buffer.policy_version[:] = before_step(0)
                 buffer.policy_fingerprint[:] = policy_fingerprint(self.policy)
-            ends = run_rollout_kernel(self.env, acting.net, buffer, noise)
+            ends = run_rollout_kernel(self.env, acting, buffer, noise)
         else:
             ends = self._run_steps(buffer, acting, noise, before_step)
         for t, ended in ends:
@@ -355,7 +355,7 @@ def _fill_next_values(buffer: RolloutBuffer, acting: PolicyActor, truncated: lis
 
 
 def _at(observation: Any, t: int) -> Any:
-    return {name: part[t] for name, part in observation.items()} if isinstance(observation, dict) else observation[t]
+    return map_column(observation, lambda part: part[t])
 
 
 def _stack(observations: list[Any]) -> Observation:

@@ -10,11 +10,11 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.env.spaces import allocate_row, flat_observation_space
+from palaestra.env.spaces import ObservationLayout, allocate_row
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.columns import ArraySpec, RolloutSpec
+from palaestra.experience.columns import ArraySpec, RolloutSpec, map_column
 from palaestra.policy.device import device_of
 from palaestra.processes.memory import check_fits_in_memory
 
@@ -52,15 +52,10 @@ def _same_shape(mine: Any, theirs: Any) -> bool:
 def buffer_shape(env: VectorEnv, policy: Any) -> dict[str, Any]:
     """Arguments of `RolloutBuffer` for this environment and policy, except its length."""
     observation = allocate_row(env.observation_space, env.num_envs, env.mask_size).observation
-    specs: Any
-    if isinstance(observation, dict):
-        specs = {name: ArraySpec(part.shape[1:], part.dtype) for name, part in observation.items()}
-    else:
-        specs = ArraySpec(observation.shape[1:], observation.dtype)
     action = ArraySpec(policy.distribution.action_shape, np.dtype(policy.distribution.action_dtype))
     return {
         "num_envs": env.num_envs,
-        "observation": specs,
+        "observation": map_column(observation, lambda part: ArraySpec(part.shape[1:], part.dtype)),
         "action": action,
         "mask_size": env.mask_size,
         "chunk": getattr(policy, "chunk", 1),
@@ -70,7 +65,7 @@ def buffer_shape(env: VectorEnv, policy: Any) -> dict[str, Any]:
 def rollout_spec(env: VectorEnv, policy: Any) -> RolloutSpec:
     """Shapes and types of the rollouts of this environment and policy."""
     shape, distribution = buffer_shape(env, policy), policy.distribution
-    space = flat_observation_space(env.observation_space)
+    space = ObservationLayout(env.observation_space).space
     parts = (
         {f"observation/{name}": part for name, part in space.spaces.items()}
         if isinstance(space, spaces.Dict)

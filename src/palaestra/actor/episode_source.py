@@ -23,7 +23,7 @@ from palaestra.errors import CollectorFailed
 from palaestra.experience.groups import Groups, pack_trajectories, unpack_trajectories, whole_groups
 from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.sessions.task_sampler import TaskSampler
-from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
+from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
 
 POLL_S = 0.2
 """Interval in which a waiting learner checks that the actors still run."""
@@ -265,8 +265,8 @@ class _Collection:
         return metrics | {f"success_rate/{key}": sum(own) / len(own) for key, own in sorted(successes.items())}
 
 
-class EpisodeSource:
-    """Returns batches of trajectories from a player."""
+class EpisodeSource(ExperienceSource[list[Trajectory]]):
+    """Returns batches of trajectories from a player. `next_batch` raises failures of the actors."""
 
     def __init__(
         self,
@@ -383,9 +383,6 @@ class EpisodeSource:
     def requeue(self, batch: Batch[list[Trajectory]]) -> None:
         """Put the episodes first in the next batch."""
         self._ready = [*batch.experience, *self._ready]
-
-    def raise_if_failed(self) -> None:
-        """Do nothing: `next_batch` raises failures of the actors."""
 
     def metrics(self, batch: Batch[list[Trajectory]], timing: Timing) -> dict[str, float]:
         """Metrics of the batch, and the total number of episodes."""

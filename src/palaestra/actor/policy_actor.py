@@ -21,7 +21,6 @@ from palaestra.kernels.cartpole import rollout_cartpole
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.device import device_of, move_to
-from palaestra.policy.flat_parameters import FlatParameters
 
 Compiled: TypeAlias = Literal["auto", "on", "off"]
 """`auto`: compiled kernels if the policy supports them; `on`: raise an error otherwise; `off`: always torch."""
@@ -75,35 +74,7 @@ class TorchActor:
         )
 
 
-class CompiledActor:
-    """Acts with a small actor-critic in compiled kernels."""
-
-    def __init__(self, policy: ActorCritic) -> None:
-        self.net = CompiledActorCritic(policy)
-        self.takes_raw = not len(policy.encoder.normalizers)
-
-    def is_current(self) -> bool:
-        """Whether the policy's weights are still in the memory that the kernels read."""
-        return self.net.flat is FlatParameters.of(self.net.policy)
-
-    def act_into(
-        self, observation: Observation, noise: Floats, mask: Mask, action: NDArray[Any], log_prob: Floats, value: Floats
-    ) -> None:
-        """As `TorchActor.act_into`, without allocation."""
-        assert isinstance(observation, np.ndarray)
-        if not (self.takes_raw and observation.ndim == 2 and observation.dtype == np.float32):
-            observation = self.net.normalize(observation)
-        if action.ndim != 2 and not self.net.discrete:
-            action = action.reshape(len(action), -1)  # a view: the kernel expects rows
-        self.net.act_into(observation, noise, action, log_prob, value)
-
-    def value(self, observation: Observation) -> Floats:
-        """Values `[N]`."""
-        assert isinstance(observation, np.ndarray)
-        return self.net.value(self.net.normalize(observation))
-
-
-PolicyActor: TypeAlias = TorchActor | CompiledActor
+PolicyActor: TypeAlias = TorchActor | CompiledActorCritic
 
 
 def check_action_masks(distribution: Any, mask: NDArray[np.bool_], ignored: NDArray[np.bool_]) -> None:
@@ -123,7 +94,7 @@ def build_actor(policy: nn.Module, compiled: Compiled = "auto", *, masked: bool 
     reason = "actions are masked" if masked else why_not_compiled(policy, learning=False)
     if reason is None:
         assert isinstance(policy, ActorCritic)
-        return CompiledActor(policy)
+        return CompiledActorCritic(policy)
     if compiled == "on":
         raise ConfigError(
             "trainer.compiled", "on", f"this policy cannot run compiled: {reason}", "Use 'auto' to fall back to torch"
@@ -134,7 +105,7 @@ def build_actor(policy: nn.Module, compiled: Compiled = "auto", *, masked: bool 
 def has_rollout_kernel(env: VectorEnv, acting: PolicyActor) -> bool:
     """Whether one kernel can run the whole rollout of this environment and policy."""
     poles: Any = env
-    return type(poles) is CompiledCartPole and isinstance(acting, CompiledActor) and acting.takes_raw
+    return type(poles) is CompiledCartPole and isinstance(acting, CompiledActorCritic) and acting.takes_raw
 
 
 def run_rollout_kernel(

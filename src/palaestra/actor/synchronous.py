@@ -6,10 +6,10 @@ import time
 
 from palaestra.actor.collector import Collector
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.transport.source import Batch, SavedState, Timing, TrainingProgress
+from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
 
 
-class SynchronousSource:
+class SynchronousSource(ExperienceSource[RolloutBuffer]):
     """Collects rollouts into one buffer, which the next batch overwrites."""
 
     def __init__(self, collector: Collector) -> None:
@@ -41,9 +41,6 @@ class SynchronousSource:
         """Subtract the steps of a batch that was not learned from."""
         self.progress.add(-batch.steps)
 
-    def raise_if_failed(self) -> None:
-        """Do nothing: collection runs in the caller's thread."""
-
     def metrics(self, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:
         """Counters, times and the latest episodes."""
         return rollout_metrics(self.progress, batch, timing)
@@ -55,9 +52,6 @@ class SynchronousSource:
     def load_state(self, state: SavedState) -> bool:
         """Continue from `state`; False if the environments start new episodes."""
         return self.collector.load_state(state)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def rollout_metrics(progress: TrainingProgress, batch: Batch[RolloutBuffer], timing: Timing) -> dict[str, float]:

@@ -1,5 +1,16 @@
 """The `palaestra` command. Each command imports what it needs when it runs, so that `--help` is fast."""
 
-from palaestra.cli.app import main
+import sys
 
 __all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command, see `palaestra.cli.app`."""
+    try:
+        # Imported here, because Ctrl-C during the import must not print a traceback, either.
+        from palaestra.cli.app import main as run_command
+
+        run_command()
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,8 @@ from palaestra.cli.terminal import JsonOption, format_columns, print_json
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
-    from palaestra.runs.runner import RunnerCapabilities
+    from palaestra.runs.runner import Machine, RunnerCapabilities
+    from palaestra.runs.spec import RunSpec
 
 _TextArgument = Annotated[str, typer.Argument(metavar="TEXT", help="Only names that contain this text.")]
 # Capabilities and their column titles, short enough for a terminal.
@@ -27,8 +29,17 @@ _COLUMNS = {
 }
 
 
-def envs(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
-    """List the environments for the configuration key env.id."""
+def envs(
+    contains: _TextArgument = "",
+    runner: Annotated[
+        str | None, typer.Option(metavar="RUNNER", help="Those that this runner can train in, by group.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List the environments for the configuration key env.id, or those of a runner."""
+    if runner is not None:
+        _print_environments(runner, contains, as_json)
+        return
     from palaestra.env.make import known_environments
 
     entries = [entry for entry in known_environments() if contains.lower() in entry.id.lower()]
@@ -37,6 +48,23 @@ def envs(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
         return
     for entry in entries:
         print(entry.id if entry.installed else f"{entry.id}   needs: {entry.remedy}")
+
+
+def _print_environments(name: str, contains: str, as_json: bool) -> None:
+    from palaestra.runs.runners.catalogues import environments_of
+    from palaestra.runs.runners.registry import get_runner
+
+    found = environments_of(get_runner(name), *_catalogue_arguments(name))
+    entries = [info for info in found if contains.lower() in info.env_id.lower()]
+    if as_json:
+        print_json(entries)
+        return
+    rows = [
+        (info.env_id, info.group, str(info.max_episode_steps or "–"), info.remedy)
+        for info in sorted(entries, key=lambda info: (info.group, info.env_id))
+    ]
+    rows.insert(0, ("ENVIRONMENT", "GROUP", "STEPS", "NEEDS"))
+    print("\n".join(format_columns(rows)) if entries else f"{name} has no such environment.")
 
 
 def tasks(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
@@ -60,7 +88,7 @@ def schema(
 
     Without a section, list the sections.
     """
-    from palaestra.config import closest_names
+    from palaestra.config import suggest_name
     from palaestra.learner.registry import ALGORITHMS
     from palaestra.train.config import SECTIONS
     from palaestra.train.screen_config import SCREEN_SECTIONS
@@ -71,8 +99,7 @@ def schema(
         print("\n".join(sections))
         return
     if name not in sections:
-        close = closest_names(name, sections, count=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(sections)}"
+        remedy = suggest_name(name, sections, f"Known: {', '.join(sections)}")
         raise ConfigError("schema", name, "no such section", remedy)
     print(json.dumps(sections[name].model_json_schema(), indent=2))
 
@@ -84,11 +111,17 @@ def runners(
     script: Annotated[
         str | None, typer.Option(metavar="SCRIPT", help="With --schema: script or algorithm of the runner.")
     ] = None,
+    scripts: Annotated[
+        str | None, typer.Option(metavar="RUNNER", help="List the scripts or algorithms of the runner.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the trainers that runs can use, and their capabilities."""
     from palaestra.runs.runners.registry import broken_runners, get_runner, registered_runners
 
+    if scripts is not None:
+        _print_scripts(scripts, as_json)
+        return
     if schema is not None:
         from palaestra.config import parse_section
         from palaestra.runs.spec import RunSpec
@@ -104,6 +137,30 @@ def runners(
     print("\n".join(format_runners(capabilities)))
     for name, reason in broken.items():
         print(f"{name} cannot be loaded: {reason}")
+
+
+def _print_scripts(name: str, as_json: bool) -> None:
+    from palaestra.runs.runners.catalogues import scripts_of
+    from palaestra.runs.runners.registry import get_runner
+
+    infos = scripts_of(get_runner(name), *_catalogue_arguments(name))
+    if as_json:
+        print_json(infos)
+        return
+    rows = [["SCRIPT", "ACTIONS", "SAVES", "PLAYS", "WARM START", "DESCRIPTION"]]
+    for info in infos:
+        flags = ("yes" if flag else "–" for flag in (info.saves_checkpoints, info.plays, info.warm_start))
+        text = info.description if info.installed else f"needs: {info.remedy}"
+        rows.append([info.name, ", ".join(info.actions) or "–", *flags, text])
+    print("\n".join(format_columns(rows)) if infos else f"{name} has no scripts.")
+
+
+def _catalogue_arguments(name: str) -> tuple[RunSpec, Machine]:
+    from palaestra.runs.runner import Machine
+    from palaestra.runs.spec import RunSpec, resolve_environment
+
+    environment = dict(os.environ)
+    return resolve_environment(RunSpec(runner=name), environment), Machine(environment, free_disk_bytes=0)
 
 
 def format_runners(capabilities: dict[str, RunnerCapabilities]) -> list[str]:

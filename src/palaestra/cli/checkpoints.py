@@ -92,7 +92,10 @@ def import_command(
     step: Annotated[
         int | None, typer.Option(metavar="N", help="Number of environment steps that it was trained for.")
     ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="Accept a configuration that names code to import.")] = False,
+    trust: Annotated[
+        bool,
+        typer.Option("--trust", help="Accept a configuration that names code, and keep the objects of an SB3 zip."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Import a checkpoint file.

@@ -9,7 +9,7 @@ import secrets
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,6 +46,7 @@ def serve(
         else:
             print(f"No service runs for {home.path}." if pid is None else "The service has exited; runs continue.")
         return
+    from palaestra.config.file import read_settings
     from palaestra.runs.config import service_config
     from palaestra.runs.service.server import run_service
 
@@ -59,7 +60,7 @@ def serve(
             print(f"Serving runs of {home.path} at {facts['url']}", flush=True)
             print(f"Token in {home.token}, log in {log}. Press Ctrl-C to exit; runs continue.", flush=True)
 
-    run_service(service_config(home, _read_settings(config, settings)), home, announce)
+    run_service(service_config(home, read_settings(config, settings or [])), home, announce)
     print("The service has exited; runs continue.", file=sys.stderr)
 
 
@@ -77,10 +78,11 @@ def gateway(
     beside the other one, can use and close every session.
     """
     from palaestra.config import parse_section
+    from palaestra.config.file import read_settings
     from palaestra.gateway import GatewayConfig, serve_gateway
     from palaestra.gateway.config import OPERATOR_TOKEN_VARIABLE, TOKEN_VARIABLE
 
-    data = _read_settings(config, settings)
+    data = read_settings(config, settings or [])
     if anonymous:
         data["allow_anonymous"] = True
     parsed = parse_section(GatewayConfig, data, place="gateway")
@@ -94,15 +96,9 @@ def gateway(
     serve_gateway(parsed)
 
 
-def _read_settings(config: Path | None, settings: list[str] | None) -> dict[str, Any]:
-    from palaestra.config.file import apply_overrides, read_config_file
-
-    return dict(apply_overrides(read_config_file(config) if config is not None else {}, settings or []))
-
-
 def _create_token(name: str) -> Path:
     """A token file; an existing one is kept, so that clients keep working after a restart."""
-    path = Path(os.environ.get("PALAESTRA_HOME") or Path.cwd()) / "var" / name
+    path = Home.default().base / "var" / name
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

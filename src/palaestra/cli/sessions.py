@@ -142,48 +142,36 @@ def _format_progress(step: int, progress: TaskProgress) -> str:
 
 def parse_action(line: str) -> UiAction:
     """Parse an action as a person types it, such as `click 80 120` or `press Control+a`, or as JSON."""
-    from palaestra.sessions.action import (
-        Answer,
-        Click,
-        Drag,
-        Move,
-        Point,
-        PressKeys,
-        Scroll,
-        Terminate,
-        TypeText,
-        Wait,
-        decode,
-    )
+    from palaestra.sessions import action as ui
 
     line = line.strip()
     if line.startswith("{"):
         try:
-            return decode(json.loads(line))
+            return ui.decode(json.loads(line))
         except (ValueError, RecursionError) as error:
             raise InvalidAction("action", line, f"is not JSON ({error})") from None
     word, _, rest = line.partition(" ")
     if word in ("type", "answer"):
-        return TypeText(rest) if word == "type" else Answer(rest)
+        return ui.TypeText(rest) if word == "type" else ui.Answer(rest)
     if word == "press":
         # The plus sign is also a key: Control++.
         keys = ("+",) if rest.strip() == "+" else tuple(rest.strip().removesuffix("++").split("+"))
-        return PressKeys((*keys, "+") if rest.strip().endswith("++") else keys)
+        return ui.PressKeys((*keys, "+") if rest.strip().endswith("++") else keys)
     if word in ("done", "give-up"):
-        return Terminate(word == "done")
+        return ui.Terminate(word == "done")
     numbers = _parse_numbers(line, rest)
     if word == "wait" and len(numbers) == 1:
-        return Wait(numbers[0])
+        return ui.Wait(numbers[0])
     pixels = [_parse_pixels(line, number) for number in numbers]
     if word in ("click", "double", "right", "move") and len(pixels) == 2:
-        at = Point(*pixels)
+        at = ui.Point(*pixels)
         if word == "move":
-            return Move(at)
-        return Click(at, "right" if word == "right" else "left", 2 if word == "double" else 1)
+            return ui.Move(at)
+        return ui.Click(at, "right" if word == "right" else "left", 2 if word == "double" else 1)
     if word == "drag" and len(pixels) == 4:
-        return Drag((Point(*pixels[:2]), Point(*pixels[2:])))
+        return ui.Drag((ui.Point(*pixels[:2]), ui.Point(*pixels[2:])))
     if word == "scroll" and len(pixels) in (1, 3):
-        return Scroll(Point(*pixels[1:]) if len(pixels) == 3 else None, 0, pixels[0])
+        return ui.Scroll(ui.Point(*pixels[1:]) if len(pixels) == 3 else None, 0, pixels[0])
     raise InvalidAction("action", line, "is not an action", "Write for example: click 80 120")
 
 

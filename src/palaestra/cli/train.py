@@ -15,7 +15,6 @@ from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
-    from palaestra.files.run_directory import Attempt, RunDirectory
     from palaestra.train import TrainingResult
 
 
@@ -90,7 +89,9 @@ def train_command(
         return
     start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
     prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
-    result = _train(data, seed, root, given, run, start, prepared, warm_start)
+    result = _train(
+        data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=warm_start
+    )
     _print_result(result, as_json)
     if result.interrupted:
         raise typer.Exit(130)
@@ -136,17 +137,8 @@ def _apply_options(data: dict[str, Any], num_steps: int | None, cluster_host: st
     return data
 
 
-def _train(
-    data: dict[str, Any],
-    seed: int | None,
-    root: Path,
-    given: str,
-    run: RunDirectory | None,
-    checkpoint: Path | None,
-    into: Attempt | None,
-    warm_start: Path | None,
-) -> TrainingResult:
-    """Train a UI agent or a policy, depending on the configuration."""
+def _train(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingResult:
+    """Train a UI agent or a policy, depending on the configuration; both take the same options."""
     from palaestra.config.file import is_ui_config
     from palaestra.files.run_directory import new_run_id
 
@@ -156,31 +148,11 @@ def _train(
         from palaestra.train.screens import train_screens
 
         screen_config = screen_config_from(data, seed=seed)
-        return train_screens(
-            screen_config,
-            root=root,
-            run_id=new_run_id(screen_config.name),
-            given=given,
-            argv=sys.argv,
-            resume=run,
-            checkpoint=checkpoint,
-            into=into,
-            warm_start=warm_start,
-        )
+        return train_screens(screen_config, run_id=new_run_id(screen_config.name), argv=sys.argv, **options)
     from palaestra.train import config_from, train
 
     config = config_from(data, seed=seed)
-    return train(
-        config,
-        root=root,
-        run_id=new_run_id(config.name or config.env.id.split(":")[-1]),
-        given=given,
-        argv=sys.argv,
-        resume=run,
-        checkpoint=checkpoint,
-        into=into,
-        warm_start=warm_start,
-    )
+    return train(config, run_id=new_run_id(config.name or config.env.id.split(":")[-1]), argv=sys.argv, **options)
 
 
 def _require_transformers(data: Mapping[str, Any]) -> None:

@@ -187,10 +187,9 @@ def _select(
 ) -> _Selection:
     """The entries that match the filters; with `require_match`, an empty selection is an error."""
     if outcome and outcome not in OUTCOMES:
-        from palaestra.config import closest_names
+        from palaestra.config import suggest_name
 
-        close = closest_names(outcome, OUTCOMES, count=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(OUTCOMES)}"
+        remedy = suggest_name(outcome, OUTCOMES, f"Known: {', '.join(OUTCOMES)}")
         raise ConfigError("--outcome", outcome, "is not an outcome", remedy)
     if limit < 0:
         raise ConfigError("--limit", limit, "must not be negative", "0 means all")

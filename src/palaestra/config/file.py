@@ -215,6 +215,11 @@ def apply_overrides(data: dict[str, Any], assignments: Sequence[str]) -> dict[st
     return result
 
 
+def read_settings(path: Path | None, assignments: Sequence[str]) -> dict[str, Any]:
+    """The settings of a server: those of its configuration file, if any, with each `key.path=value` applied."""
+    return apply_overrides({} if path is None else read_config_file(path), assignments)
+
+
 def parse_override(assignment: str) -> tuple[str, Any]:
     """Key and value of `key.path=value`; the value is YAML, and paths are relative to the current directory."""
     key, equals, text = assignment.partition("=")

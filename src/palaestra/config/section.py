@@ -55,6 +55,12 @@ def closest_names(name: str, known: Iterable[str], *, count: int = 3) -> list[st
     return difflib.get_close_matches(name, list(known), n=count, cutoff=0.5)
 
 
+def suggest_name(name: str, known: Iterable[str], otherwise: str) -> str:
+    """The remedy for an unknown name: the closest known one, or `otherwise` if none is close."""
+    close = closest_names(name, known, count=1)
+    return f"Did you mean {close[0]!r}?" if close else otherwise
+
+
 def import_address(address: str, *, place: str) -> Any:
     """Import the object at the address `package.module:Name`; `ConfigError` about `place` if that fails."""
     module, _, attribute = address.partition(":")
@@ -96,8 +102,7 @@ def _config_error(section: type[Section], error: ValidationError, place: str) ->
     where = ".".join([part for part in (place, *path) if part])
     if details["type"] == "extra_forbidden":
         known = _known_keys(section, path[:-1])
-        close = closest_names(path[-1], known, count=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"Known keys: {', '.join(sorted(known))}"
+        remedy = suggest_name(path[-1], known, f"Known keys: {', '.join(sorted(known))}")
         return ConfigError(where, details["input"], "unknown key", remedy)
     if details["type"] == "missing":
         return ConfigError(where, None, "required and not given", f"Set {where}")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from palaestra.env.spaces import allocate_row, copy_observation, random_actions, same_observation
-from palaestra.env.vector import Array, EpisodeEnd, Observation, Snapshot, StepRow, VectorEnv
+from palaestra.env.vector import EpisodeEnd, Observation, Snapshot, StepRow, VectorEnv
 
 
 def check(make_env: Callable[[], VectorEnv], *, steps: int = 200, seed: int = 7) -> None:
@@ -146,29 +146,18 @@ def _check_mask(row: StepRow) -> None:
 
 
 def _is_same_row(one: StepRow, other: StepRow) -> bool:
-    pairs: list[tuple[Array, Array]] = [
-        (one.reward, other.reward),
-        (one.terminated, other.terminated),
-        (one.truncated, other.truncated),
-        (one.valid, other.valid),
-    ]
-    if one.action_mask is not None and other.action_mask is not None:
-        pairs.append((one.action_mask, other.action_mask))
-    same_arrays = all(np.array_equal(a, b) for a, b in pairs)
+    names = ("reward", "terminated", "truncated", "valid", "action_mask")
+    same_arrays = all(np.array_equal(getattr(one, name), getattr(other, name)) for name in names)
     return same_arrays and same_observation(one.observation, other.observation)
 
 
 def _is_same_ends(one: Sequence[EpisodeEnd], other: Sequence[EpisodeEnd]) -> bool:
-    pairs = zip(sorted(one, key=_env_index), sorted(other, key=_env_index), strict=False)
+    left, right = (sorted(ends, key=lambda end: end.index) for ends in (one, other))
     return len(one) == len(other) and all(
         (a.index, a.episode_return, a.length) == (b.index, b.episode_return, b.length)
         and same_observation(a.observation, b.observation)
-        for a, b in pairs
+        for a, b in zip(left, right, strict=True)
     )
-
-
-def _env_index(end: EpisodeEnd) -> int:
-    return end.index
 
 
 def _is_same_form(one: Observation, other: Observation) -> bool:

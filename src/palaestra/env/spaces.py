@@ -57,7 +57,7 @@ class ObservationLayout:
         self.space: Space = (
             spaces.Dict({leaf.name: leaf.space for leaf in self._leaves}) if self.is_dict else self._leaves[0].space
         )
-        """The space of one stored observation."""
+        """The space of one stored observation: nested `Dict`s flattened, floats as float32."""
 
     @property
     def plain_shape(self) -> tuple[int, ...] | None:
@@ -157,16 +157,6 @@ class ActionLayout:
         return flat
 
 
-def flat_observation_space(space: Space) -> Space:
-    """The space of stored observations: nested `Dict`s flattened, floats as float32."""
-    return ObservationLayout(space).space
-
-
-def empty_observation(space: Space, leading: tuple[int, ...]) -> Observation:
-    """Zeroed storage for observations of `space`, e.g. `leading = (T, N)`."""
-    return ObservationLayout(space).empty(leading)
-
-
 def write_observation(out: Observation, index: int | EllipsisType, value: Observation) -> None:
     """Copy a stored observation (as `EpisodeEnd.observation`) to `out[index]`, or a whole batch with `...`."""
     if isinstance(out, dict):
@@ -202,7 +192,7 @@ def _same_bits(one: Array, other: Array) -> bool:
 def allocate_row(observation_space: Space, num_envs: int, mask_size: int = 0) -> StepRow:
     """A row of zeros for `num_envs` environments."""
     return StepRow(
-        observation=empty_observation(observation_space, (num_envs,)),
+        observation=ObservationLayout(observation_space).empty((num_envs,)),
         reward=np.zeros(num_envs, np.float32),
         terminated=np.zeros(num_envs, np.bool_),
         truncated=np.zeros(num_envs, np.bool_),
@@ -242,12 +232,9 @@ def _iterate_leaves(space: Space, path: tuple[str, ...]) -> Iterator[_Leaf]:
     elif isinstance(space, spaces.Box):
         stored = _storage_box(space)
         yield _Leaf(name, path, tuple(space.shape), np.dtype(stored.dtype), stored)
-    elif isinstance(space, spaces.Discrete):
-        yield _Leaf(name, path, (), np.dtype(np.int64), space)
-    elif isinstance(space, spaces.MultiDiscrete):
-        yield _Leaf(name, path, tuple(space.shape), np.dtype(np.int64), space)
-    elif isinstance(space, spaces.MultiBinary):
-        yield _Leaf(name, path, tuple(space.shape), np.dtype(np.float32), space)
+    elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        dtype = np.float32 if isinstance(space, spaces.MultiBinary) else np.int64
+        yield _Leaf(name, path, tuple(space.shape or ()), np.dtype(dtype), space)
     else:
         place = f"env.observation_space[{name!r}]" if name else "env.observation_space"
         remedy = "Use a Dict with named entries instead" if isinstance(space, spaces.Tuple) else "Wrap the environment"

@@ -173,40 +173,6 @@ class Pixels(_ToyEnv):
         return image
 
 
-class Faulty(_ToyEnv):
-    """Works until step `at` of an episode, then breaks the Gymnasium contract as named by `fault`."""
-
-    def __init__(
-        self,
-        fault: Literal["none", "nan_observation", "nan_reward", "shape", "raise", "exit"] = "raise",
-        at: int = 3,
-        length: int = 10,
-    ) -> None:
-        self.observation_space = spaces.Box(-1.0, float(length), (2,), np.float32)
-        self.action_space = spaces.Discrete(2)
-        self._fault, self._at, self._length = fault, at, length
-
-    def step(self, action: int) -> _Step:
-        """Count one step; at step `at`, fail."""
-        self._t += 1
-        observation, reward = self._observe(), 1.0
-        if self._t == self._at:
-            if self._fault == "raise":
-                raise RuntimeError("the simulator fell over")
-            if self._fault == "exit":
-                raise SystemExit(3)
-            if self._fault == "shape":
-                observation = np.zeros(3, np.float32)
-            elif self._fault == "nan_observation":
-                observation = np.full(2, np.nan, np.float32)
-            elif self._fault == "nan_reward":
-                reward = float("nan")
-        return observation, reward, self._t >= self._length, False, {}
-
-    def _observe(self) -> NDArray[np.float32]:
-        return np.full(2, self._t, np.float32)
-
-
 class Gate(_ToyEnv):
     """Hold the right lever `difficulty` times in a row to open the gate; made for curricula.
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.inspection import EnvProperties, inspect_env
-from palaestra.env.spaces import ActionLayout, empty_observation, write_observation
+from palaestra.env.spaces import ActionLayout, ObservationLayout, write_observation
 from palaestra.env.vector import Array, EpisodeEnd, GymEnv, MethodForwarding, Observation, Snapshot, Space, StepRow
 from palaestra.env.worker_signals import WorkerSignals
 from palaestra.errors import ConfigError, EnvironmentContractError, PalaestraError
@@ -68,7 +68,7 @@ class _Layout:
     def allocate(self, memory: SharedArrays) -> tuple[Array, StepRow]:
         """The action batch and the row, in shared memory."""
         n, actions = self.num_envs, ActionLayout(self.action_space)
-        empty = empty_observation(self.observation_space, (n,))
+        empty = ObservationLayout(self.observation_space).empty((n,))
         observation: Observation = (
             {name: memory(array.shape, array.dtype) for name, array in empty.items()}
             if isinstance(empty, dict)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from palaestra.errors import ExperienceError
-from palaestra.experience.columns import ArraySpec, Columns, ObservationSpec
+from palaestra.experience.columns import ArraySpec, Columns, ObservationSpec, map_column
 from palaestra.processes.memory import check_fits_in_memory
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class RolloutBuffer:
         self.num_steps, self.num_envs = T, N
         self.made_for: dict[str, Any] = step
         """Arguments that describe one step, to compare buffers."""
-        self.observation = _allocate(observation, (T + 1, N), memory)
+        self.observation = map_column(observation, lambda part: memory((T + 1, N, *part.shape), part.dtype))
         self.action: NDArray[Any] = memory((T, N, *action.shape), action.dtype)
         self.log_prob = memory((T, N), np.float32)
         self.value = memory((T, N), np.float32)
@@ -169,7 +169,7 @@ class RolloutBuffer:
         """The filled steps as plain tensors that share this buffer's memory."""
         t, n = self.position, self.num_envs
         tensor, arrays = torch.from_numpy, vars(self)
-        columns: Columns = {"observation": _tensors(self.observation, t)}
+        columns: Columns = {"observation": map_column(self.observation, lambda part: tensor(part[:t]))}
         for name in _RECORDED:
             columns[name] = tensor(arrays[name][:t])
         # Expanded views, which cost no memory.
@@ -203,12 +203,6 @@ def read_steps(transition: Any, place: str) -> tuple[dict[str, Any], int]:
     return given, shape[0] if len(shape) == 2 else 1
 
 
-def _allocate(spec: ObservationSpec, leading: tuple[int, int], memory: Memory) -> Any:
-    if isinstance(spec, ArraySpec):
-        return memory((*leading, *spec.shape), spec.dtype)
-    return {name: memory((*leading, *part.shape), part.dtype) for name, part in spec.items()}
-
-
 def _per_step(key: str, value: Any, steps: int) -> NDArray[Any]:
     """One number per step: all environments act with the same weights."""
     numbers = _array(value)
@@ -221,12 +215,6 @@ def _per_step(key: str, value: Any, steps: int) -> NDArray[Any]:
     if (numbers != numbers[:, :1]).any():
         raise ExperienceError(f"RolloutBuffer.add: the environments of one step must act on one {key}.")
     return numbers[:, 0]
-
-
-def _tensors(observation: Any, t: int) -> Any:
-    if isinstance(observation, dict):
-        return {name: torch.from_numpy(part[:t]) for name, part in observation.items()}
-    return torch.from_numpy(observation[:t])
 
 
 def _array(value: Any) -> NDArray[Any]:

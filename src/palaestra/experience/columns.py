@@ -7,7 +7,7 @@ Compiled kernels check no bounds: an observation of the wrong shape or an invali
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeAlias
@@ -74,6 +74,16 @@ class RolloutSpec:
     """Actions per decision."""
     bounds: Mapping[str, tuple[NDArray[Any], NDArray[Any]]] = field(default_factory=dict)
     """Lowest and highest value of discrete observations, by column."""
+
+
+def map_column(entry: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply `change` to a column, or to every part of a nested one."""
+    return {name: change(part) for name, part in entry.items()} if isinstance(entry, Mapping) else change(entry)
+
+
+def column_parts(entry: Any) -> list[Any]:
+    """The parts of a nested column, or the column itself."""
+    return list(entry.values()) if isinstance(entry, Mapping) else [entry]
 
 
 def check_columns(columns: Columns, spec: RolloutSpec) -> None:

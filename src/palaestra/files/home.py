@@ -15,6 +15,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+from palaestra.errors import ConfigError
 from palaestra.files.run_directory import PathIn, RunDirectory
 
 
@@ -49,8 +50,13 @@ class Home:
 
     @classmethod
     def default(cls) -> Home:
-        """Under `$PALAESTRA_HOME`, else under the current directory."""
-        return cls(Path(os.environ.get("PALAESTRA_HOME") or Path.cwd()).resolve() / "var" / "training")
+        """Under `$PALAESTRA_HOME`, else under the current directory; `ConfigError` if a file is in the way."""
+        path = Path(os.environ.get("PALAESTRA_HOME") or Path.cwd()).resolve() / "var" / "training"
+        existing = next(place for place in (path, *path.parents) if os.path.lexists(place))
+        if not existing.is_dir():
+            reason = f"{existing} is not a directory"
+            raise ConfigError("state directory", str(path), reason, "Set PALAESTRA_HOME to a directory")
+        return cls(path)
 
     @property
     def base(self) -> Path:

@@ -192,7 +192,8 @@ class RunDirectory:
         from palaestra.config import closest_names  # loads pydantic, which is slow for listing runs
 
         close = closest_names(name, known)
-        remedy = f"Nearest: {', '.join(close)}" if close else f"There are {len(known)} runs under {root}"
+        count = "is 1 run" if len(known) == 1 else f"are {len(known)} runs"
+        remedy = f"Nearest: {', '.join(close)}" if close else f"There {count} under {root}"
         raise ConfigError("run", name, "no such run", remedy)
 
     def read_config(self) -> dict[str, Any]:

@@ -7,7 +7,8 @@ was not started; `kill` kills the process or pod of a session without telling th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from palaestra.gateway.runtime import Address, Runtime
 
@@ -24,27 +25,19 @@ async def check_runtime(make: MakeRuntime, kill: Kill, *, timeout_s: float = 60.
         await _check_stop_removes_everything(make)
 
 
-class _Reports:
-    """A queue of reported losses."""
-
-    def __init__(self) -> None:
-        self._queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue()
-
-    def __call__(self, session_id: str, reason: str) -> None:
-        self._queue.put_nowait((session_id, reason))
-
-    async def next(self) -> tuple[str, str]:
-        return await self._queue.get()
-
-    @property
-    def empty(self) -> bool:
-        return self._queue.empty()
+@contextlib.asynccontextmanager
+async def _start(make: MakeRuntime) -> AsyncIterator[tuple[Runtime, asyncio.Queue[tuple[str, str]]]]:
+    """A running runtime and the queue of the losses that it reports; it is stopped when the block ends."""
+    runtime, reports = make(), asyncio.Queue[tuple[str, str]]()
+    await runtime.start(lambda session_id, reason: reports.put_nowait((session_id, reason)))
+    try:
+        yield runtime, reports
+    finally:
+        await runtime.stop()
 
 
 async def _check_create_and_delete(make: MakeRuntime) -> None:
-    runtime = make()
-    await runtime.start(_Reports())
-    try:
+    async with _start(make) as (runtime, _):
         assert runtime.session_types, "a runtime has at least one session type"
         session_type = runtime.session_types[0]
         assert dict(await runtime.list()) == {}, "a runtime that was just started has no sessions"
@@ -61,52 +54,36 @@ async def _check_create_and_delete(make: MakeRuntime) -> None:
         await runtime.delete("kit-a")
         await runtime.delete("kit-unknown")
         assert await _answers(second), "deleting one session does not affect the others"
-    finally:
-        await runtime.stop()
 
 
 async def _check_death_is_reported_once(make: MakeRuntime, kill: Kill) -> None:
-    runtime, reports = make(), _Reports()
-    await runtime.start(reports)
-    try:
+    async with _start(make) as (runtime, reports):
         address = await runtime.create("kit-c", runtime.session_types[0])
         await kill(runtime, "kit-c", address)
-        session_id, reason = await reports.next()
+        session_id, reason = await reports.get()
         assert session_id == "kit-c", f"kit-c was killed and {session_id} reported"
         assert reason, "a death has a reason"
         assert "kit-c" not in await runtime.list(), "a dead session is no longer listed"
         await runtime.delete("kit-c")
         again = await runtime.create("kit-d", runtime.session_types[0])
         assert await _answers(again), "after a death, sessions can be created as before"
-        assert reports.empty, "a death is reported once"
-    finally:
-        await runtime.stop()
+        assert reports.empty(), "a death is reported once"
 
 
 async def _check_deletion_is_not_reported(make: MakeRuntime) -> None:
-    runtime, reports = make(), _Reports()
-    await runtime.start(reports)
-    try:
+    async with _start(make) as (runtime, reports):
         await runtime.create("kit-e", runtime.session_types[0])
         await runtime.delete("kit-e")
         await runtime.create("kit-f", runtime.session_types[0])
-    finally:
-        await runtime.stop()
-    assert reports.empty, "sessions that were deleted, or stopped with the runtime, are not reported lost"
+    assert reports.empty(), "sessions that were deleted, or stopped with the runtime, are not reported lost"
 
 
 async def _check_stop_removes_everything(make: MakeRuntime) -> None:
-    runtime = make()
-    await runtime.start(_Reports())
-    address = await runtime.create("kit-g", runtime.session_types[0])
-    await runtime.stop()
+    async with _start(make) as (runtime, _):
+        address = await runtime.create("kit-g", runtime.session_types[0])
     assert not await _answers(address), "a session still answers after its runtime was stopped"
-    following = make()
-    await following.start(_Reports())
-    try:
+    async with _start(make) as (following, _):
         assert dict(await following.list()) == {}, "the stopped runtime left sessions behind"
-    finally:
-        await following.stop()
 
 
 async def _answers(address: Address) -> bool:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from palaestra.config import closest_names
+from palaestra.config import suggest_name
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.auth import Caller
 from palaestra.gateway.leases import LeaseState, LeaseTable, SessionLease
@@ -84,8 +84,7 @@ class SessionService:
             raise SessionRefused("draining", text, status=503, retry_after=5.0)
         known = self.session_types
         if session_type not in known:
-            close = closest_names(session_type, known, count=1)
-            remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+            remedy = suggest_name(session_type, known, f"Known: {', '.join(known)}.")
             text = f"session_type = {session_type[:64]!r}: there is no such type. {remedy}"
             raise SessionRefused("unknown_session_type", text, status=422)
         session_id = self._new_id()

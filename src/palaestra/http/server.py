@@ -69,25 +69,32 @@ def socket_url(host: str, sock: socket.socket) -> str:
     return f"http://{authority}:{sock.getsockname()[1]}"
 
 
+def build_server(app: Any, **settings: Any) -> SignalFreeServer:
+    """A server for `app`; `settings` are those of uvicorn that differ from ours."""
+    ours = {
+        "http": "httptools",
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+        "server_header": False,
+        "timeout_graceful_shutdown": SHUTDOWN_TIMEOUT_S,
+        "timeout_keep_alive": KEEP_ALIVE_S,
+    }
+    return SignalFreeServer(uvicorn.Config(app, **(ours | settings)))
+
+
 @contextlib.asynccontextmanager
 async def serve_in_background(
     app: Any, sock: socket.socket, *, websockets: bool = False
 ) -> AsyncIterator[asyncio.Task[None]]:
     """Serve `app` on a socket inside the block; the task that it yields ends only if the server fails."""
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="websockets-sansio" if websockets else "none",
-        ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
-        ws_per_message_deflate=False,
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=SHUTDOWN_TIMEOUT_S,
-        timeout_keep_alive=KEEP_ALIVE_S,
-    )
-    server = SignalFreeServer(config)
+    options = {
+        "ws": "websockets-sansio",
+        "ws_max_size": MAX_WEBSOCKET_MESSAGE_BYTES,
+        "ws_per_message_deflate": False,
+    }
+    server = build_server(app, **(options if websockets else {}))
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     try:
         yield serving

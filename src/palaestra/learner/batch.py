@@ -6,7 +6,7 @@ that follow from others; `read_columns` adds those.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import torch
@@ -14,23 +14,13 @@ from torch import Tensor
 
 from palaestra.errors import ConfigError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
-from palaestra.experience.columns import PLURALS, REQUIRED, UNKNOWN_VERSION, Columns
+from palaestra.experience.columns import PLURALS, REQUIRED, UNKNOWN_VERSION, Columns, column_parts, map_column
 from palaestra.policy.device import move_to
 
 TrainBatch: TypeAlias = dict[str, Any]
 """Samples `[B, ...]` by key: a flattened rollout, plus columns of the algorithm such as `advantage`."""
 
 SAMPLE_COLUMNS = ("observation", "action", "log_prob", "value", "action_mask", "duration", "weight")
-
-
-def map_column(entry: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to a column, or to every part of a nested one."""
-    return {name: change(part) for name, part in entry.items()} if isinstance(entry, Mapping) else change(entry)
-
-
-def column_parts(entry: Any) -> list[Any]:
-    """The parts of a nested column, or the column itself."""
-    return list(entry.values()) if isinstance(entry, Mapping) else [entry]
 
 
 def read_columns(rollout: Any) -> Columns:

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from palaestra.errors import CollectorFailed
-from palaestra.experience.columns import Columns
+from palaestra.experience.columns import Columns, column_parts, map_column
 from palaestra.learner.algorithm import Learner, RolloutAlgorithm
-from palaestra.learner.batch import column_parts, map_column, num_samples
+from palaestra.learner.batch import num_samples
 
 
 def check_learner(

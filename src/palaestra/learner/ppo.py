@@ -18,10 +18,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from palaestra.experience.columns import Columns
+from palaestra.experience.columns import Columns, map_column
 from palaestra.learner.adam import Adam
 from palaestra.learner.algorithm import CompiledUpdate, Losses, RolloutAlgorithm, RolloutConfig, schedule_factor
-from palaestra.learner.batch import TrainBatch, evaluate_actions, flatten_rollout, map_column, minibatch
+from palaestra.learner.batch import TrainBatch, evaluate_actions, flatten_rollout, minibatch
 from palaestra.learner.compiled import CompiledPPO, compiled_gae, compiled_vtrace
 from palaestra.learner.returns import explained_variance, gae, scale_reward, vtrace
 from palaestra.policy.compiled import CompiledActorCritic

@@ -87,6 +87,12 @@ class CompiledActorCritic:
         self._scratch: dict[int, tuple[NDArray[np.float32], ...]] = {}
         normalizers = list(policy.encoder.normalizers.values())
         self._normalizer = normalizers[0] if normalizers else None
+        self.takes_raw = self._normalizer is None
+        """Whether the policy does not normalise observations."""
+
+    def is_current(self) -> bool:
+        """Whether the policy's weights are still in the memory that the kernels read."""
+        return self.flat is FlatParameters.of(self.policy)
 
     def normalize(self, observation: NDArray[Any]) -> NDArray[np.float32]:
         """Flatten observations `[B, ...]` to float32, and normalise them if the policy does."""
@@ -104,13 +110,21 @@ class CompiledActorCritic:
 
     def act_into(
         self,
-        observation: NDArray[np.float32],
+        observation: Any,
         noise: NDArray[np.float32],
+        mask: None,
         action: NDArray[Any],
         log_prob: NDArray[np.float32],
         value: NDArray[np.float32],
     ) -> None:
-        """Write action, log-probability and value for normalised observations `[B, i]`."""
+        """Write action, log-probability and value for observations `[B, ...]`. The kernels know no masks.
+
+        Rows of float32 that the policy does not normalise are not copied.
+        """
+        if not (self.takes_raw and observation.ndim == 2 and observation.dtype == F32):
+            observation = self.normalize(observation)
+        if action.ndim != 2 and not self.discrete:
+            action = action.reshape(len(action), -1)  # a view: the kernel expects rows
         batch = len(observation)
         if observation.shape != (batch, self._inputs):
             raise ExperienceError(_shape_error(observation.shape, self._inputs))
@@ -136,12 +150,11 @@ class CompiledActorCritic:
             value,
         )
 
-    def value(self, observation: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Values `[B]` of normalised observations."""
-        if observation.shape != (len(observation), self._inputs):
-            raise ExperienceError(_shape_error(observation.shape, self._inputs))
-        hidden, _, values, transposed = self.scratch(len(observation))
-        kernels.forward_mlp(observation, self.critic, self.critic_sizes, self.activation, hidden, values, transposed)
+    def value(self, observation: Any) -> NDArray[np.float32]:
+        """Values `[B]` of observations `[B, ...]`."""
+        x = self.normalize(observation)
+        hidden, _, values, transposed = self.scratch(len(x))
+        kernels.forward_mlp(x, self.critic, self.critic_sizes, self.activation, hidden, values, transposed)
         return values[:, 0].copy()
 
     def scratch(self, batch: int) -> tuple[NDArray[np.float32], ...]:

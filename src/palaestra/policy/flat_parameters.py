@@ -8,7 +8,7 @@ new vector.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,26 +20,32 @@ from palaestra.errors import ConfigError
 class FlatParameters:
     """One vector of weights, one of gradients, and the slice of each parameter group."""
 
-    def __init__(self, groups: dict[str, list[nn.Parameter]], untrained: Sequence[nn.Parameter] = ()) -> None:
+    def __init__(self, groups: dict[str, list[nn.Parameter]], untrained: Sequence[nn.Parameter]) -> None:
         """`untrained`: the policy's other parameters, which are not part of the vector."""
-        self._parameters = [p for group in groups.values() for p in group]
-        self._members = {name: tuple(group) for name, group in groups.items()}
         self.untrained = tuple(untrained)
         self._frozen = [p for p in self.untrained if not p.requires_grad]
         self.groups: dict[str, slice] = {}
+        self._members: dict[str, list[tuple[nn.Parameter, slice]]] = {}
         at = 0
         for name, group in groups.items():
-            size = sum(p.numel() for p in group)
-            self.groups[name] = slice(at, at + size)
-            at += size
-        if not self._parameters:
+            start, self._members[name] = at, []
+            for p in group:
+                self._members[name].append((p, slice(at, at + p.numel())))
+                at += p.numel()
+            self.groups[name] = slice(start, at)
+        self._parts = [part for members in self._members.values() for part in members]
+        if not self._parts:
             reason = "every weight is frozen, so there is nothing to learn"
             remedy = "Set requires_grad=True on what should learn"
             raise ConfigError("policy", "no trainable parameter", reason, remedy)
-        first = self._parameters[0]
+        first, _ = self._parts[0]
         self.vector = torch.empty(at, dtype=first.dtype, device=first.device)
         self.gradient = torch.zeros_like(self.vector)
-        self._attach()
+        with torch.no_grad():
+            for p, part in self._parts:
+                self.vector[part].copy_(p.detach().reshape(-1))
+                p.data = self.vector[part].view(p.shape)
+                p.grad = self.gradient[part].view(p.shape)
 
     @classmethod
     def of(cls, policy: nn.Module) -> FlatParameters:
@@ -60,7 +66,7 @@ class FlatParameters:
         """
         known = _FLAT.get(policy)
         if known is not None:
-            owned = {id(p) for p in known._parameters}
+            owned = {id(p) for p, _ in known._parts}
             if any(id(p) not in owned for group in _groups(policy).values() for p in group):
                 del _FLAT[policy]
         return cls.of(policy)
@@ -68,39 +74,21 @@ class FlatParameters:
     def trainable(self, group: str) -> list[slice]:
         """Slices of the vector with the group's unfrozen parameters; adjacent ones are joined."""
         parts: list[slice] = []
-        at = self.groups[group].start
-        for p in self._members[group]:
-            end = at + p.numel()
-            if p.requires_grad:
-                if parts and parts[-1].stop == at:
-                    parts[-1] = slice(parts[-1].start, end)
-                else:
-                    parts.append(slice(at, end))
-            at = end
+        for p, part in self._members[group]:
+            if p.requires_grad and parts and parts[-1].stop == part.start:
+                parts[-1] = slice(parts[-1].start, part.stop)
+            elif p.requires_grad:
+                parts.append(part)
         return parts
 
-    def members(self, group: str) -> tuple[nn.Parameter, ...]:
+    def members(self, group: str) -> list[nn.Parameter]:
         """The parameters of a group, in their order in the vector."""
-        return self._members[group]
-
-    def _attach(self) -> None:
-        with torch.no_grad():
-            for p, (low, high) in zip(self._parameters, self._spans(), strict=True):
-                self.vector[low:high].copy_(p.detach().reshape(-1))
-                p.data = self.vector[low:high].view(p.shape)
-                p.grad = self.gradient[low:high].view(p.shape)
-
-    def _spans(self) -> Iterable[tuple[int, int]]:
-        at = 0
-        for p in self._parameters:
-            yield at, at + p.numel()
-            at += p.numel()
+        return [p for p, _ in self._members[group]]
 
     def _still_owns(self) -> bool:
         base, size = self.vector.data_ptr(), self.vector.element_size()
-        for p, (low, _) in zip(self._parameters, self._spans(), strict=True):
-            if p.data_ptr() != base + low * size or p.grad is None:
-                return False
+        if any(p.data_ptr() != base + part.start * size or p.grad is None for p, part in self._parts):
+            return False
         return not any(p.requires_grad for p in self._frozen)
 
 

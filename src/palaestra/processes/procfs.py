@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,21 +42,29 @@ class ProcessIdentity:
         return self.boot_id == boot_id() and start_ticks(self.pid) == self.started
 
 
-def read_stat(pid: int) -> tuple[int, int] | None:
-    """Parent pid and start time in clock ticks since boot; None if the process does not exist or is a zombie."""
+class ProcessStat(NamedTuple):
+    """Parent pid, process group, and start time in clock ticks since boot."""
+
+    parent: int
+    group: int
+    started: int
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """The state of a process; None if it does not exist or is a zombie."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             # The name in parentheses may contain parentheses and spaces.
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return None
-    return None if fields[0] in (b"Z", b"X") else (int(fields[1]), int(fields[19]))
+    return None if fields[0] in (b"Z", b"X") else ProcessStat(int(fields[1]), int(fields[2]), int(fields[19]))
 
 
 def start_ticks(pid: int) -> int | None:
     """Start time of a process in clock ticks since boot; None if it does not exist or is a zombie."""
     stat = read_stat(pid)
-    return None if stat is None else stat[1]
+    return None if stat is None else stat.started
 
 
 def boot_id() -> str:
@@ -79,7 +87,7 @@ def list_descendants(*roots: int) -> set[int]:
     for pid in list_pids():
         stat = read_stat(pid)
         if stat is not None:
-            children.setdefault(stat[0], []).append(pid)
+            children.setdefault(stat.parent, []).append(pid)
     reached: set[int] = set()
     frontier = list(roots)
     while frontier:
@@ -90,11 +98,16 @@ def list_descendants(*roots: int) -> set[int]:
     return reached
 
 
-def find_by_environment(name: str, value: str) -> set[int]:
-    """The pids of our processes that were started with this environment variable."""
-    variable, pids = f"{name}={value}".encode(), set()
-    for pid in list_pids():
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-            if os.fstat(file.fileno()).st_uid == os.getuid() and variable in file.read().split(b"\0"):
-                pids.add(pid)
-    return {pid for pid in pids if read_stat(pid) is not None}
+def read_variable(pid: int, name: str) -> str | None:
+    """The value of an environment variable that one of our processes was started with; None if it has none."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            variables = os.fsdecode(file.read()).split("\0") if os.fstat(file.fileno()).st_uid == os.getuid() else []
+    except OSError:
+        return None
+    return next((variable.removeprefix(f"{name}=") for variable in variables if variable.startswith(f"{name}=")), None)
+
+
+def find_by_environment(name: str, *values: str) -> set[int]:
+    """The pids of our running processes that were started with one of these values of an environment variable."""
+    return {pid for pid in list_pids() if read_variable(pid, name) in values and read_stat(pid) is not None}

@@ -1,12 +1,19 @@
-"""What can be trained and played: environments, the scripts or algorithms of runners, and whether a runner is ready."""
+"""What can be trained and played: environments, the scripts or algorithms of runners, and whether a runner is ready.
+
+A runner may implement the protocols at the end; `runs.runners.catalogues` has the defaults.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from palaestra.runs.runner import Finding
-from palaestra.runs.wire import API_SCHEMA
+from palaestra.runs.runner import Finding, Machine
+from palaestra.runs.wire import API_SCHEMA, JsonObject
+
+if TYPE_CHECKING:
+    from palaestra.runs.spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +30,8 @@ class EnvironmentInfo:
     remedy: str = ""
     """How to install what it needs; empty when nothing is missing."""
     max_episode_steps: int | None = None
+    newest: bool = True
+    """Whether there is no later version of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +46,28 @@ class ScriptInfo:
     description: str = ""
     actions: tuple[Literal["discrete", "continuous", "screen"], ...] = ()
     """Kinds of actions it can learn; empty when unknown."""
+    saves_checkpoints: bool = True
+    """Whether it can save what it has learned; for some scripts only with an option, which the description names."""
+    plays: bool = False
+    """Whether its checkpoints can act in plays."""
+    warm_start: bool = False
+    """Whether it can begin with the weights of a checkpoint."""
+    installed: bool = True
+    remedy: str = ""
+    """How to install what it needs; empty when nothing is missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskInfo:
+    """A screen task."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    task: str
+    """Suite and name: `miniwob/click-button`."""
+    suite: str
+    parameters: JsonObject = field(default_factory=dict)
+    """JSON Schema of its parameters, such as `difficulty`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,3 +80,41 @@ class Readiness:
     text: str
     remedy: str = ""
     findings: tuple[Finding, ...] = ()
+
+    @classmethod
+    def from_findings(cls, findings: Sequence[Finding]) -> Readiness:
+        """The first refusal, else the first warning, else that nothing is missing."""
+        levels: dict[str, Literal["warning", "missing"]] = {"refused": "missing", "warning": "warning"}
+        for level, name in levels.items():
+            finding = next((finding for finding in findings if finding.level == level), None)
+            if finding is not None:
+                text = f"{finding.check.partition(':')[2]} {finding.text}".strip()
+                return cls(level=name, text=text, remedy=finding.remedy, findings=tuple(findings))
+        return cls(level="ready", text="Nothing is missing", findings=tuple(findings))
+
+
+@runtime_checkable
+class RunnerWithScripts(Protocol):
+    """A runner that lists its scripts or algorithms. One without this method has none."""
+
+    def scripts(self, spec: RunSpec, machine: Machine) -> Sequence[ScriptInfo]:
+        """The values of `--script`; `spec` names interpreter and checkout. `ConfigError` if they cannot be listed."""
+
+
+@runtime_checkable
+class RunnerWithEnvironments(Protocol):
+    """A runner with environments of its own. One without these methods trains in those of Gymnasium."""
+
+    def environments(self, spec: RunSpec, machine: Machine, *, refresh: bool = False) -> Sequence[EnvironmentInfo]:
+        """What it can train in; `refresh` does not use an earlier answer. `ConfigError` if they cannot be listed."""
+
+    def environment_parameters(self, env_id: str, spec: RunSpec, machine: Machine) -> JsonObject:
+        """JSON Schema of the parameters of an environment. `UnknownEnvironment` if there is none."""
+
+
+@runtime_checkable
+class RunnerWithReadiness(Protocol):
+    """A runner that knows what it needs. One without this method needs a working interpreter."""
+
+    def readiness(self, spec: RunSpec, machine: Machine) -> Sequence[Finding]:
+        """What is there and what is missing, within a second; may start short-lived probes of interpreters."""

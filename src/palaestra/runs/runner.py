@@ -31,7 +31,7 @@ class RunnerCapabilities:
 
     title: str
     offline_inference: bool = False
-    """Its checkpoints can be deployed and recorded here without the trainer."""
+    """Its checkpoints can act in plays. Some scripts of the runner may save none; see `ScriptInfo.plays`."""
     warm_start: bool = False
     resume: bool = False
     """Resumes from its own checkpoints, counters included."""
@@ -216,6 +216,12 @@ class PolicyRequest:
     command: JsonObject
     """The command of that run; empty for an imported checkpoint."""
     deterministic: bool
+    env_id: str = ""
+    """The environment of the play; empty on a screen."""
+    parameters: JsonObject = field(default_factory=dict)
+    """Arguments of that environment's constructor."""
+    unsafe: str = ""
+    """Why its file may hold code; empty if it holds only weights, and for formats that are not scanned."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +234,8 @@ class PolicyPlan:
     cwd: str = ""
     foreign_code: str = ""
     """What it would execute that the user has not agreed to; empty when there is nothing of that kind."""
+    alternative: PolicyPlan | None = None
+    """The same policy with foreign code that makes it act better, for users who agree to that code."""
 
     def digest(self) -> str:
         """Hash of the command, to recognise the one that the user agreed to."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
 
-from palaestra.config import closest_names
+from palaestra.config import closest_names, suggest_name
 from palaestra.errors import InvalidAction
 from palaestra.sessions.keys import MODIFIERS, NAMED, is_known_key
 
@@ -31,7 +31,7 @@ class Click:
     """Press and release a mouse button `times` times in quick succession, while the keys `held` are down."""
 
     kind: ClassVar[str] = "click"
-    at: Point | None
+    at: Point | None = None
     """None: at the pointer."""
     button: Button = "left"
     times: int = 1
@@ -108,9 +108,10 @@ class Scroll:
     """Turn the wheel, so that `dy` more pixels below (or `dx` more to the right) come into view."""
 
     kind: ClassVar[str] = "scroll"
-    at: Point | None
-    dx: int
-    dy: int
+    at: Point | None = None
+    """None: at the pointer."""
+    dx: int = 0
+    dy: int = 0
 
     def __post_init__(self) -> None:
         for name, number in (("dx", self.dx), ("dy", self.dy)):
@@ -190,18 +191,11 @@ def decode(document: Any) -> UiAction:
     given = {str(key): value for key, value in document.items() if key != "kind"}
     for key in given:
         if key not in fields:
-            close = closest_names(key, fields, count=1)
-            remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(fields) or 'none'}"
+            remedy = suggest_name(key, fields, f"Known: {', '.join(fields) or 'none'}")
             raise InvalidAction(f"{kind}.{key}", given[key], "unknown key", remedy)
     for name, field in fields.items():
-        if name not in given:
-            # Without a position, the action happens at the pointer.
-            if name == "at" and cls in (Click, Scroll):
-                given[name] = None
-            elif name in ("dx", "dy"):
-                given[name] = 0
-            elif field.default is dataclasses.MISSING:
-                raise InvalidAction(f"{kind}.{name}", None, "required and not given")
+        if name not in given and field.default is dataclasses.MISSING:
+            raise InvalidAction(f"{kind}.{name}", None, "required and not given")
     action: UiAction = cls(**{name: _decode_field(f"{kind}.{name}", name, value) for name, value in given.items()})
     return action
 

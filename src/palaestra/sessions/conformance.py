@@ -6,10 +6,11 @@ broken. It works with every task.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from palaestra.errors import SessionRefused
-from palaestra.sessions.action import Click, Move, Point, Terminate, TypeText, UiAction, Wait
+from palaestra.sessions.action import Click, Move, Point, Terminate, TypeText, Wait
 from palaestra.sessions.session import Session
 from palaestra.sessions.task import TaskRequest
 
@@ -26,10 +27,14 @@ async def check_session(make: MakeSession, task: str, *, other_seed: int = 4) ->
     await _check_close_is_final(make, task)
 
 
-async def _open_and_reset(make: MakeSession, task: str, seed: int = 3) -> Session:
+@contextlib.asynccontextmanager
+async def _open(make: MakeSession) -> AsyncIterator[Session]:
+    """A session that is closed when the block ends."""
     session = await make()
-    await session.reset(TaskRequest(task, seed))
-    return session
+    try:
+        yield session
+    finally:
+        await session.close()
 
 
 async def _expect_refusal(request: Awaitable[object], *codes: str) -> None:
@@ -46,24 +51,23 @@ async def _expect_refusal(request: Awaitable[object], *codes: str) -> None:
 async def _check_seed_determines_screen(make: MakeSession, task: str, other_seed: int) -> None:
     screens = []
     for seed in (3, 3, other_seed):
-        session = await make()
-        spec = await session.reset(TaskRequest(task, seed))
-        assert spec.seed == seed, f"the spec says seed {spec.seed}, {seed} was requested"
-        assert spec.instruction, "a task needs an instruction"
-        assert spec.step_limit >= 1, "a task needs a step limit"
-        picture = await session.screenshot()
-        assert picture.size == spec.screen, f"the screen is {picture.size}, the spec says {spec.screen}"
-        progress = await session.progress()
-        assert not progress.done, "a new episode cannot be over"
-        screens.append((picture.sha256, spec.instruction))
-        await session.close()
+        async with _open(make) as session:
+            spec = await session.reset(TaskRequest(task, seed))
+            assert spec.seed == seed, f"the spec says seed {spec.seed}, {seed} was requested"
+            assert spec.instruction, "a task needs an instruction"
+            assert spec.step_limit >= 1, "a task needs a step limit"
+            picture = await session.screenshot()
+            assert picture.size == spec.screen, f"the screen is {picture.size}, the spec says {spec.screen}"
+            progress = await session.progress()
+            assert not progress.done, "a new episode cannot be over"
+            screens.append((picture.sha256, spec.instruction))
     assert screens[0] == screens[1], "the same seed must give the same pixels and the same instruction"
     assert screens[0] != screens[2], f"seeds 3 and {other_seed} give the same screen: the seed has no effect"
 
 
 async def _check_steps_and_retries(make: MakeSession, task: str) -> None:
-    session = await _open_and_reset(make, task)
-    try:
+    async with _open(make) as session:
+        await session.reset(TaskRequest(task, 3))
         first = await session.act(Move(Point(1, 1)), step=1)
         assert first.number == 1, f"the first act is number 1, not {first.number}"
         again = await session.act(Move(Point(1, 1)), step=1)
@@ -73,33 +77,24 @@ async def _check_steps_and_retries(make: MakeSession, task: str) -> None:
         await _expect_refusal(session.act(Move(Point(2, 2)), step=0), "bad_request", "step_out_of_order")
         second = await session.act(Wait(0.01), step=2)
         assert second.number == 2, "refused steps must not count"
-    finally:
-        await session.close()
 
 
 async def _check_refusals_change_nothing(make: MakeSession, task: str) -> None:
-    session = await make()
-    try:
+    async with _open(make) as session:
         await _expect_refusal(session.act(Wait(0.01), step=1), "not_reset")
         await _expect_refusal(session.reset(TaskRequest("no-such-suite/no-such-task")), "unknown_task")
         await _expect_refusal(session.reset(TaskRequest(task, 0, {"no_such_parameter": 1})), "bad_params")
         spec = await session.reset(TaskRequest(task, 3))
         before = await session.screenshot()
-        outside: list[UiAction] = [
-            Click(Point(spec.screen.width, 0)),
-            Move(Point(0, spec.screen.height)),
-            Click(Point(-1, 5)),
-        ]
-        for action in outside:
+        width, height = spec.screen.width, spec.screen.height
+        for action in (Click(Point(width, 0)), Move(Point(0, height)), Click(Point(-1, 5))):
             await _expect_refusal(session.act(action, step=1), "invalid_action")
         assert (await session.screenshot()).sha256 == before.sha256, "a refused act must not change the screen"
-    finally:
-        await session.close()
 
 
 async def _check_reset_clears_everything(make: MakeSession, task: str) -> None:
-    session = await _open_and_reset(make, task)
-    try:
+    async with _open(make) as session:
+        await session.reset(TaskRequest(task, 3))
         fresh = await session.screenshot()
         spec = await session.reset(TaskRequest(task, 3))
         middle = Point(spec.screen.width // 2, spec.screen.height // 2)
@@ -111,24 +106,20 @@ async def _check_reset_clears_everything(make: MakeSession, task: str) -> None:
         progress = await session.progress()
         assert not progress.done, "a reset begins a new episode"
         assert progress.reward == 0.0, "a new episode has no reward"
-    finally:
-        await session.close()
 
 
 async def _check_end_is_final(make: MakeSession, task: str) -> None:
-    session = await _open_and_reset(make, task)
-    try:
+    async with _open(make) as session:
+        await session.reset(TaskRequest(task, 3))
         last = await session.act(Terminate(False), step=1)
         assert last.progress.done, "terminate ends an episode"
         later = await session.progress()
         assert (later.done, later.truncated) == (True, last.progress.truncated), "an episode that ended must stay over"
         await _expect_refusal(session.act(Wait(0.01), step=2), "episode_over")
-    finally:
-        await session.close()
 
 
 async def _check_close_is_final(make: MakeSession, task: str) -> None:
-    session = await _open_and_reset(make, task)
-    await session.close()
-    await session.close()
+    async with _open(make) as session:
+        await session.reset(TaskRequest(task, 3))
+        await session.close()
     await _expect_refusal(session.screenshot(), "no_session")

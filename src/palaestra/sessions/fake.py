@@ -40,9 +40,7 @@ class FakeSession(SessionState):
             if isinstance(value, bool) or not isinstance(value, int):
                 raise SessionRefused("bad_params", f"params.{key} = {value!r}: must be a whole number.", status=422)
         limit = int(request.params.get("step_limit", 5))
-        spec = TaskSpec(
-            "fake", "button", request.seed, dict(request.params), "Click the square.", limit, SCREEN, (0.0, 1.0)
-        )
+        spec = request.resolve("Click the square.", limit, SCREEN, (0.0, 1.0))
         self._episode, self._typed, self._clicked, self._failure = EpisodeTracker(spec), "", None, None
         self._fail_at = int(request.params.get("fail_at", 0))
         return spec

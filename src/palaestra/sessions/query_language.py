@@ -12,20 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qsl
 
-from palaestra.config import closest_names
+from palaestra.config import suggest_name
 from palaestra.errors import InvalidAction, SessionRefused
-from palaestra.sessions.action import (
-    Answer,
-    Button,
-    Click,
-    Move,
-    Point,
-    PressKeys,
-    Scroll,
-    Terminate,
-    TypeText,
-    UiAction,
-)
+from palaestra.sessions import action as ui
+from palaestra.sessions.action import Button, Point, UiAction
 from palaestra.sessions.screen import Size
 
 SCROLL_PX = 360
@@ -76,26 +66,26 @@ class QueryAct:
 def write_query(action: UiAction, pointer: Point | None, screen: Size, scroll_px: int) -> dict[str, str] | None:
     """The query for an action, None if the server need not know it; `InvalidAction` if the dialect has none."""
     match action:
-        case Move(at):
+        case ui.Move(at):
             return {"action_type": "mouse_move", **_format_point(action, at, screen)}
-        case Click(at, button, times, held):
+        case ui.Click(at, button, times, held):
             if held or (button, times) not in _CLICK_TYPES:
                 raise _not_in_dialect(
                     action, "has one to three left clicks and a single right click, without held keys"
                 )
             return {"action_type": _CLICK_TYPES[button, times], **_format_point(action, at or pointer, screen)}
-        case TypeText(text):
+        case ui.TypeText(text):
             if not all(character in "\n\t" or " " <= character <= "~" for character in text):
                 raise _not_in_dialect(action, "only types ASCII and would drop the rest")
             return {"action_type": "type", "text": text}
-        case PressKeys(keys):
+        case ui.PressKeys(keys):
             return {"action_type": "keys", "keys": "+".join(_format_key(action, key) for key in keys)}
-        case Scroll(at, dx, dy):
+        case ui.Scroll(at, dx, dy):
             if dx or abs(dy) != scroll_px:
                 raise _not_in_dialect(action, f"only scrolls up or down by {scroll_px} pixels")
             where = {} if at is None else _format_point(action, at, screen)
             return {"action_type": "scroll", "direction": "down" if dy > 0 else "up", **where}
-        case Terminate() | Answer():
+        case ui.Terminate() | ui.Answer():
             return None
         case _:
             raise _not_in_dialect(action, f"has no {action.kind}")
@@ -112,8 +102,7 @@ def parse_query(query: bytes) -> QueryAct:
     if action_type is None:
         raise _refusal("action_type", None, "required and not given", f"One of {', '.join(ACTION_TYPES)}")
     if action_type not in _PARAMETERS:
-        close = closest_names(action_type[:64], ACTION_TYPES, count=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"One of {', '.join(ACTION_TYPES)}"
+        remedy = suggest_name(action_type[:64], ACTION_TYPES, f"One of {', '.join(ACTION_TYPES)}")
         raise _refusal("action_type", action_type, "there is no such action", remedy)
     step = _parse_integer("step", given.pop("step", None))
     _check_delay(given.pop("delay", None))
@@ -151,18 +140,18 @@ def _build_action(action_type: str, given: Mapping[str, str]) -> UiAction:
     if action_type in _CLICKS or action_type == "mouse_move":
         if at is None:
             raise _refusal("x, y", None, f"{action_type} needs both")
-        return Move(at) if action_type == "mouse_move" else Click(at, *_CLICKS[action_type])
+        return ui.Move(at) if action_type == "mouse_move" else ui.Click(at, *_CLICKS[action_type])
     (needed, *_) = _PARAMETERS[action_type]
     if needed not in given:
         raise _refusal(needed, None, f"{action_type} needs it")
     value = given[needed]
     if action_type == "type":
-        return TypeText(value)
+        return ui.TypeText(value)
     if action_type == "keys":
-        return PressKeys(tuple(_parse_key(part) for part in value.split("+")))
+        return ui.PressKeys(tuple(_parse_key(part) for part in value.split("+")))
     if value not in ("up", "down"):
         raise _refusal("direction", value, "is neither up nor down")
-    return Scroll(at, 0, SCROLL_PX if value == "down" else -SCROLL_PX)
+    return ui.Scroll(at, 0, SCROLL_PX if value == "down" else -SCROLL_PX)
 
 
 def _parse_point(given: Mapping[str, str]) -> Point | None:

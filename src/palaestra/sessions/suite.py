@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
-from palaestra.config import closest_names
+from palaestra.config import suggest_name
 from palaestra.errors import SessionRefused
 from palaestra.sessions.screen import Size
 from palaestra.sessions.task import TaskProgress
@@ -77,12 +77,23 @@ class Suite(Protocol):
         """The task; `SessionRefused` (`unknown_task`, `bad_params`) when it does not exist."""
 
 
+@runtime_checkable
+class DescribedSuite(Suite, Protocol):
+    """A suite that describes the parameters of its tasks, for forms."""
+
+    def parameters(self, name: str) -> dict[str, Any]:
+        """JSON Schema of each parameter of a task, by name."""
+
+
+STEP_LIMIT_SCHEMA = {"type": "integer", "minimum": 1, "description": "Maximum number of actions in an episode."}
+"""JSON Schema of the parameter `step_limit`, which all tasks of ours have."""
+
+
 def parse_params(given: Mapping[str, Any], **known: tuple[type, Any]) -> dict[str, Any]:
     """The parameters with defaults filled in, from `name=(type, default)`; refuses unknown names and wrong types."""
     for key in given:
         if key not in known:
-            close = closest_names(key, known, count=1)
-            remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known) or 'none'}."
+            remedy = suggest_name(key, known, f"Known: {', '.join(known) or 'none'}.")
             raise SessionRefused("bad_params", f"params.{key} = {given[key]!r}: unknown. {remedy}", status=422)
     result = {}
     for key, (kind, default) in known.items():

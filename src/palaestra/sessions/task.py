@@ -52,6 +52,13 @@ class TaskRequest:
         """The part after it."""
         return self.task.partition("/")[2]
 
+    def resolve(
+        self, instruction: str, step_limit: int, screen: Size, reward_range: tuple[float, float] | None
+    ) -> TaskSpec:
+        """The specification of the requested task."""
+        params = dict(self.params)
+        return TaskSpec(self.suite, self.name, self.seed, params, instruction, step_limit, screen, reward_range)
+
 
 @dataclass(frozen=True)
 class TaskSpec:

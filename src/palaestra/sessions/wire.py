@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from palaestra.config import closest_names
+from palaestra.config import suggest_name
 from palaestra.errors import InvalidAction, PalaestraError, SessionFailed, SessionRefused
 from palaestra.sessions.action import UiAction, decode
 from palaestra.sessions.session import Step
@@ -71,8 +71,7 @@ def check_keys(document: Mapping[str, Any], *known: str) -> None:
     """Refuse unknown keys and suggest the closest known one."""
     for key in document:
         if key not in known:
-            close = closest_names(key, known, count=1)
-            remedy = f"Did you mean {close[0]!r}?" if close else f"Known: {', '.join(known)}."
+            remedy = suggest_name(key, known, f"Known: {', '.join(known)}.")
             raise SessionRefused("bad_request", f"{key[:100]!r}: unknown key. {remedy}", status=422)
 
 

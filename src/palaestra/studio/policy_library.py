@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from palaestra.runs.checkpoints.deploy import Deployment
 from palaestra.runs.play.protocol import LoadPolicy, RemovePolicy
 from palaestra.runs.play.state import PlayState, Report
-from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.record import CheckpointRecord, CheckpointVerification
 from palaestra.runs.series import MetricPoint
 from palaestra.studio.model.checkpoints import CheckpointsModel
 from palaestra.studio.play_session import PlaySession
@@ -85,13 +85,12 @@ class PolicyLibrary:
     def verify(self, checkpoint_id: str) -> None:
         """Compare every byte of a checkpoint with its hash."""
 
-        def receive(answer: tuple[CheckpointRecord, str]) -> None:
-            record, problem = answer
-            self.checkpoints.update(record)
-            if problem:
-                self._requests.notices.add("error", f"{checkpoint_id} is damaged: {problem}.")
-            else:
+        def receive(verification: CheckpointVerification) -> None:
+            self.checkpoints.update(verification.checkpoint)
+            if verification.fits:
                 self._requests.notices.add("success", f"{checkpoint_id} is intact.")
+            else:
+                self._requests.notices.add("error", f"{checkpoint_id} is damaged: {verification.problem}.")
 
         self._requests.ask(
             "The checkpoint cannot be verified", lambda service: service.verify_checkpoint(checkpoint_id), receive

@@ -145,15 +145,16 @@ class RunBrowser:
         if self.charts.options.x_axis != "step":
             return
         for run_id in self.runs.chosen:
-            self._requests.ask(
-                "The curves cannot be read",
-                lambda service, run_id=run_id: service.metric_series(
-                    run_id, [metric], points=REQUEST_POINTS, first=int(first), last=int(last)
-                ),
-                lambda series, run_id=run_id: self.charts.set_detail(run_id, metric, series.get(metric, ())),
-                key=f"detail {run_id} {metric}",
-                failed=lambda error: None,
-            )
+            self._read_detail(run_id, metric, int(first), int(last))
+
+    def _read_detail(self, run_id: str, metric: str, first: int, last: int) -> None:
+        self._requests.ask(
+            "The curves cannot be read",
+            lambda service: service.metric_series(run_id, [metric], points=REQUEST_POINTS, first=first, last=last),
+            lambda series: self.charts.set_detail(run_id, metric, series.get(metric, ())),
+            key=f"detail {run_id} {metric}",
+            failed=lambda error: None,
+        )
 
     # ------------------------------------------------------------------ details
 

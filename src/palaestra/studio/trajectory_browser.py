@@ -47,12 +47,12 @@ class TrajectoryBrowser:
 
     def load_pictures(self) -> None:
         """Read the pictures of the turns that are shown."""
-        run_id = self.model.run_id
         for file, sha256 in self.model.pictures_to_load():
-            self._requests.ask(
-                "A picture cannot be read",
-                lambda service, file=file, sha256=sha256: self._decode(
-                    service.trajectory_picture(run_id, file, sha256)
-                ),
-                lambda picture, sha256=sha256: self.model.set_picture(sha256, picture),
-            )
+            self._read_picture(self.model.run_id, file, sha256)
+
+    def _read_picture(self, run_id: str, file: str, sha256: str) -> None:
+        self._requests.ask(
+            "A picture cannot be read",
+            lambda service: self._decode(service.trajectory_picture(run_id, file, sha256)),
+            lambda picture: self.model.set_picture(sha256, picture),
+        )

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import index
 from sys import intern
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, get_args
 
 from palaestra.strict_json import json_number, read_number, replace_non_finite
 
@@ -228,26 +228,17 @@ class _Field(NamedTuple):
     read: Callable[[Any], Any]
 
 
-_INT = _Field(index, _read_int)
-_FLOAT = _Field(json_number, read_number)
-_OPTIONAL_FLOAT = _Field(_write_optional, _read_optional_float)
-_TEXT = _Field(str, _read_text)
-_FLAG = _Field(bool, _read_flag)
-
+# By annotation. `dict[str, float]` are metrics, `dict[str, Any]` is a tree of JSON values.
+_FIELD_TYPES = {
+    "int": _Field(index, _read_int),
+    "float": _Field(json_number, read_number),
+    "float | None": _Field(_write_optional, _read_optional_float),
+    "str": _Field(str, _read_text),
+    "bool": _Field(bool, _read_flag),
+    "dict[str, float]": _Field(_write_metrics, _read_metrics),
+    "dict[str, Any]": _Field(replace_non_finite, _read_tree),
+}
 _FIELDS: dict[type[Event], dict[str, _Field]] = {
-    TrainingStep: {"update": _INT, "env_step": _INT, "metrics": _Field(_write_metrics, _read_metrics)},
-    EpisodeSummary: {"env_step": _INT, "episode": _INT, "env_index": _INT, "episode_return": _FLOAT, "length": _INT},
-    CheckpointSaved: {
-        "update": _INT,
-        "env_step": _INT,
-        "path": _TEXT,
-        "sha256": _TEXT,
-        "best": _FLAG,
-        "metric": _OPTIONAL_FLOAT,
-    },
-    PhaseChanged: {"phase": _TEXT, "reason": _TEXT},
-    LogLine: {"level": _TEXT, "text": _TEXT},
-    Belief: {"agent": _TEXT, "beliefs": _Field(replace_non_finite, _read_tree)},
-    Frame: {"env_step": _INT, "path": _TEXT},
+    kind: {field.name: _FIELD_TYPES[str(field.type)] for field in fields(kind)} for kind in get_args(Event)
 }
 _KINDS: dict[str, type[Event]] = {kind.__name__: kind for kind in _FIELDS}

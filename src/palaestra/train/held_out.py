@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from palaestra.learner.trajectories.reward import reward_warnings
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.sampler import LocalSampler
 from palaestra.sessions.clients.provider import SessionAddress, load_tasks, open_provider
-from palaestra.sessions.task_sampler import TaskChoice, held_out
+from palaestra.sessions.task_sampler import held_out
 from palaestra.train.screen_config import ScreenRunConfig, screen_config_from
 
 
@@ -47,13 +47,12 @@ def play_held_out(
     *,
     episodes: int,
     first: int = 0,
-    tasks: Sequence[TaskChoice] | None = None,
     greedy: bool | None = None,
     samples: int = 1,
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
 ) -> list[Trajectory]:
     """Play `episodes` held-out tasks from number `first` on, each `samples` times, with the published weights."""
-    drawn = held_out(tuple(tasks or config.tasks), episodes, first=first)
+    drawn = held_out(config.tasks, episodes, first=first)
     requests = [
         EpisodeRequest(f"h{number:06d}.{sample}", task, seed=number * 1009 + sample, key=choice.key)
         for number, (choice, task) in enumerate(drawn, start=first)

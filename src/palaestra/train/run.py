@@ -33,8 +33,8 @@ from palaestra.transport.source import Batch, ExperienceSource, Timing
 from palaestra.transport.weights import WeightPublisher
 
 if TYPE_CHECKING:
-    from palaestra.train.config import RunConfig
-    from palaestra.train.screen_config import ScreenRunConfig
+    from palaestra.train.config import RunConfig, TrainerConfig
+    from palaestra.train.screen_config import ScreenRunConfig, ScreenTrainerConfig
 
 
 class Update(NamedTuple):
@@ -70,20 +70,12 @@ def run_updates(
         yield Update(batch, metrics | source.metrics(batch, timing))
 
 
-class Intervals(Protocol):
-    """Intervals of the `trainer` section."""
-
-    eval_every: int | None
-    checkpoint_every: int | None
-    checkpoint_seconds: float
-    keep_checkpoints: int
-
-
 @dataclass(frozen=True)
 class RunSchedule:
     """Length of a run, and intervals of its reports, evaluations and checkpoints."""
 
-    every: Intervals
+    every: TrainerConfig | ScreenTrainerConfig
+    """Intervals, in updates and seconds."""
     total: int
     unit: Literal["steps", "updates"]
     """Unit of `total` and of the progress display."""

@@ -41,12 +41,13 @@ from palaestra.train.held_out import build_policy, check_tasks, play_held_out
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
 from palaestra.train.screen_config import ScreenRunConfig
+from palaestra.transport.weights import WeightPublisher
 
 ARCHIVE_TRIM_INTERVAL = 20
 """Updates between two removals of old trajectories."""
 
 
-class SamplerPublisher:
+class SamplerPublisher(WeightPublisher[Mapping[str, Tensor]]):
     """Publishes weights to the acting copy in this process, and to a sampler process."""
 
     def __init__(self, policy: Any, process: ProcessSampler | None) -> None:

@@ -231,9 +231,9 @@ class Trainer:
         return getattr(self.training.source, "failures", [])
 
 
-def build_trainer(config: RunConfig, *, pretrained: bool = True) -> Trainer:
-    """A trainer from a configuration; `pretrained` as in `build_policy`."""
-    env, policy = make_env_and_policy(config, pretrained=pretrained)
+def build_trainer(config: RunConfig) -> Trainer:
+    """A trainer from a configuration."""
+    env, policy = make_env_and_policy(config)
     try:
         return Trainer(
             policy,

@@ -7,58 +7,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
 
-from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
+from palaestra.transport.source import ExperienceSource, SavedState, Timing
 from palaestra.transport.weights import WeightPublisher
-
-
-class ListSource:
-    """A source of prepared batches: for tests, and for experience read from disk."""
-
-    def __init__(self, batches: Sequence[Any], *, steps: int = 1) -> None:
-        """`steps`: number of steps that each batch counts as."""
-        self._batches, self._steps, self._position = list(batches), steps, 0
-        self.progress = TrainingProgress()
-
-    def next_batch(self) -> Batch[Any] | None:
-        """The next batch; None after the last."""
-        if self._position == len(self._batches):
-            return None
-        self._position += 1
-        self.progress.add(self._steps)
-        return Batch(self._batches[self._position - 1], steps=self._steps)
-
-    def release(self, batch: Batch[Any], version: int) -> None:
-        """Count the batch."""
-        self.progress.updates += 1
-
-    def requeue(self, batch: Batch[Any]) -> None:
-        """Return the batch again next."""
-        self._position -= 1
-        self.progress.add(-self._steps)
-
-    def raise_if_failed(self) -> None:
-        """Do nothing: a list cannot fail."""
-
-    def metrics(self, batch: Batch[Any], timing: Timing) -> dict[str, float]:
-        """Steps so far."""
-        return {"env_step": float(self.progress.steps)}
-
-    def state(self) -> SavedState:
-        """The position in the list."""
-        return SavedState({}, {"position": self._position})
-
-    def load_state(self, state: SavedState) -> bool:
-        """Continue from the saved position."""
-        self._position = int(state.facts["position"])
-        return True
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def check_source(make: Callable[[], ExperienceSource[Any]], *, requeues: bool = True) -> None:

@@ -118,7 +118,7 @@ class TrainingProgress:
 
 
 class ExperienceSource(Protocol[E]):
-    """Returns batches in the order in which they were collected."""
+    """Returns batches in the order in which they were collected. A subclass inherits `raise_if_failed` and `close`."""
 
     progress: TrainingProgress
 
@@ -132,7 +132,8 @@ class ExperienceSource(Protocol[E]):
         """Take back a batch that was not learned from. A source that can keep it returns it again next."""
 
     def raise_if_failed(self) -> None:
-        """Raise `CollectorFailed` if collection has failed. Called during long updates."""
+        """Raise `CollectorFailed` if collection has failed. Called during long updates. By default nothing."""
+        return
 
     def metrics(self, batch: Batch[E], timing: Timing) -> dict[str, float]:
         """The metrics of a released batch."""
@@ -144,4 +145,5 @@ class ExperienceSource(Protocol[E]):
         """Continue from `state`; returns False if the environments start new episodes instead."""
 
     def close(self) -> None:
-        """Stop collection in bounded time. May be called repeatedly."""
+        """Stop collection in bounded time. May be called repeatedly. By default nothing."""
+        return

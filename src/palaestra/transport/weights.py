@@ -22,7 +22,7 @@ WRITING, NEWEST = 0, 1
 
 
 class WeightPublisher(Protocol[W_contra]):
-    """Makes new weights available to the actors."""
+    """Makes new weights available to the actors. A subclass inherits `close`."""
 
     def publish(self, version: int, weights: W_contra) -> None:
         """Act with these weights, known as `version`, from the next step or reply on.
@@ -32,17 +32,15 @@ class WeightPublisher(Protocol[W_contra]):
         """
 
     def close(self) -> None:
-        """Release resources. May be called repeatedly."""
+        """Release resources. May be called repeatedly. By default nothing."""
+        return
 
 
-class SharedWeights:
+class SharedWeights(WeightPublisher[Any]):
     """Publisher for actors that read the learner's own weights: every update takes effect immediately."""
 
     def publish(self, version: int, weights: Any) -> None:
         """Do nothing: the actors read the same memory."""
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class WeightBoard:
@@ -117,8 +115,8 @@ class ReadableWeights(Protocol):
         """The arrays, without copying where possible."""
 
 
-class BoardPublisher:
-    """Publishes on a board, which may be replaced while it has no reader."""
+class BoardPublisher(WeightPublisher[ReadableWeights]):
+    """Publishes on a board, which belongs to its readers and may be replaced while it has none."""
 
     def __init__(self, board: WeightBoard | None = None) -> None:
         self.board = board
@@ -128,9 +126,6 @@ class BoardPublisher:
         assert self.board is not None
         if version > self.board.newest:
             self.board.publish(version, weights.read())
-
-    def close(self) -> None:
-        """Do nothing: the board belongs to its readers."""
 
 
 def _fence() -> None:

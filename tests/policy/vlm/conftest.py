@@ -1,9 +1,11 @@
 """Toy models on disk, made once a session, and policies around them."""
 
+import io
 from dataclasses import replace
 
 import pytest
 import torch
+from PIL import Image
 from tests.policy.vlm import toy
 
 from palaestra.policy.vlm import Conversation, ModelConfig, PastTurn, Picture, SampleRequest, VLMPolicy, turn_input
@@ -85,6 +87,15 @@ def changed(one, *, temperature=None, **facts):
         facts |= {"log_probs": [-1.0] * count, "versions": [0] * count}
     heat = one.temperature if temperature is None else temperature
     return replace(one, turn=replace(one.turn, **facts), temperature=heat)
+
+
+def pixels_and_grid(policy, pictures):
+    """The pictures as the library's own image processor gives them to a model."""
+    images = [Image.open(io.BytesIO(picture.data)).convert("RGB") for picture in pictures]
+    resized = [
+        image.resize(picture.size, Image.Resampling.BICUBIC) for image, picture in zip(images, pictures, strict=True)
+    ]
+    return dict(policy.prompts.preprocessor.image_processor(images=resized, do_resize=False, return_tensors="pt"))
 
 
 def by_turn(scored):

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from tests.policy.vlm.conftest import built, move, requests, turns_of
+from tests.policy.vlm.conftest import built, move, pixels_and_grid, requests, turns_of
 
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.policy.vlm import ModelConfig, VLMPolicy
@@ -13,11 +13,9 @@ from palaestra.policy.vlm import ModelConfig, VLMPolicy
 
 def _logits(model, policy, request):
     ids = torch.from_numpy(request.prompt.ids.astype(np.int64))[None]
-    patches = [policy.prompts.preprocessor.patches(picture) for picture in request.prompt.pictures]
     with torch.no_grad():
         return model(
-            input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=torch.cat([p.pixels for p in patches]),
-            image_grid_thw=torch.tensor([p.grid for p in patches]),
+            input_ids=ids, attention_mask=torch.ones_like(ids), **pixels_and_grid(policy, request.prompt.pictures),
             mm_token_type_ids=(ids == policy.learner.image_token).int(),
         ).logits  # fmt: skip
 

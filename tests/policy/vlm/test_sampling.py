@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from tests.policy.vlm import toy
-from tests.policy.vlm.conftest import built, by_turn, conversation, requests, turns_of
+from tests.policy.vlm.conftest import built, by_turn, conversation, pixels_and_grid, requests, turns_of
 
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm import SampleRequest
@@ -12,14 +12,12 @@ from palaestra.policy.vlm import SampleRequest
 
 def _by_transformers(policy, prompt, answer):
     """Log-probabilities of an answer from the library's own forward pass: one row, raw pixels, its own positions."""
-    preprocessor, model = policy.prompts.preprocessor, policy.learner.model
+    model = policy.learner.model
     whole = np.concatenate([prompt.ids, answer]).astype(np.int64)
     ids = torch.from_numpy(whole)[None]
-    patches = [preprocessor.patches(picture) for picture in prompt.pictures]
     with torch.no_grad():
         out = model(
-            input_ids=ids, attention_mask=torch.ones_like(ids), pixel_values=torch.cat([p.pixels for p in patches]),
-            image_grid_thw=torch.tensor([p.grid for p in patches]),
+            input_ids=ids, attention_mask=torch.ones_like(ids), **pixels_and_grid(policy, prompt.pictures),
             mm_token_type_ids=(ids == policy.learner.image_token).int(),
         )  # fmt: skip
     scores = policy.rules.mask_forbidden(out.logits[0, len(prompt.ids) - 1 : -1])
@@ -73,11 +71,10 @@ def test_the_greedy_answer_is_what_the_librarys_own_generation_gives(still):
     policy = still
     prompt = policy.prompt(conversation(3, 2))
     (answer,) = policy.sample([SampleRequest(prompt, 0)], temperature=0, max_new_tokens=12)
-    patches = [policy.prompts.preprocessor.patches(picture) for picture in prompt.pictures]
     ids = torch.from_numpy(prompt.ids.astype(np.int64))[None]
     out = policy.learner.model.generate(
         input_ids=ids, attention_mask=torch.ones_like(ids), mm_token_type_ids=(ids == policy.learner.image_token).int(),
-        pixel_values=torch.cat([p.pixels for p in patches]), image_grid_thw=torch.tensor([p.grid for p in patches]),
+        **pixels_and_grid(policy, prompt.pictures),
         do_sample=False, max_new_tokens=12, suppress_tokens=list(policy.rules.forbidden),
     )  # fmt: skip
     np.testing.assert_array_equal(out[0, ids.shape[1] :].numpy()[: len(answer.token_ids)], answer.token_ids)

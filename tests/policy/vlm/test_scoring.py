@@ -22,12 +22,16 @@ def scene(build):
 def test_batches_of_any_size_give_the_same_numbers(scene):
     policy, turns = scene
     whole = policy.log_probs(turns, with_values=True, with_entropy=True, grad=False)
-    parts = policy.log_probs(turns, with_values=True, with_entropy=True, grad=False, batch_size=2)
     lengths = [len(one.turn.token_ids) for one in turns]
-    assert whole.mask.sum(1).tolist() == parts.mask.sum(1).tolist() == lengths
-    torch.testing.assert_close(whole.log_probs, parts.log_probs, atol=1e-4, rtol=0)
-    torch.testing.assert_close(whole.entropy, parts.entropy, atol=1e-4, rtol=0)
-    torch.testing.assert_close(whole.values, parts.values, atol=1e-4, rtol=0)
+    assert whole.mask.sum(1).tolist() == lengths
+    for start in range(0, len(turns), 2):
+        rows = slice(start, start + 2)
+        part = policy.log_probs(turns[rows], with_values=True, with_entropy=True, grad=False)
+        width = part.mask.shape[1]
+        assert part.mask.sum(1).tolist() == lengths[rows]
+        torch.testing.assert_close(whole.log_probs[rows, :width], part.log_probs, atol=1e-4, rtol=0)
+        torch.testing.assert_close(whole.entropy[rows, :width], part.entropy, atol=1e-4, rtol=0)
+        torch.testing.assert_close(whole.values[rows], part.values, atol=1e-4, rtol=0)
 
 
 def test_only_positions_that_predict_an_answer_go_through_the_output_layer(scene):
@@ -91,8 +95,8 @@ def test_turns_of_one_token_each_need_nothing_after_their_shared_prompt(build):
     asked = [SampleRequest(requests(policy, 1)[0].prompt, seed) for seed in range(4)]
     turns = turns_of(asked, policy.sample(asked, max_new_tokens=1))
     together = policy.log_probs(turns, grad=False)
-    alone = policy.log_probs(turns, grad=False, batch_size=1)
-    torch.testing.assert_close(together.log_probs, alone.log_probs, atol=1e-5, rtol=1e-5)
+    alone = torch.cat([policy.log_probs([turn], grad=False).log_probs for turn in turns])
+    torch.testing.assert_close(together.log_probs, alone, atol=1e-5, rtol=1e-5)
 
 
 def test_the_gradient_is_that_of_the_log_probability(scene):
@@ -117,7 +121,7 @@ def test_the_entropy_is_that_of_the_distribution(scene):
     scored = policy.log_probs(turns[:1], with_entropy=True, grad=False)
     allowed = sorted(set(range(400)) - set(policy.rules.forbidden))
     every = [changed(turns[0], token_ids=[token]) for token in allowed]
-    log_probs = policy.log_probs(every, grad=False, batch_size=100).log_probs
+    log_probs = policy.log_probs(every, grad=False).log_probs
     assert log_probs.exp().sum().item() == pytest.approx(1, abs=1e-3)
     assert scored.entropy[0, 0].item() == pytest.approx(-(log_probs.exp() * log_probs).sum().item(), abs=1e-3)
 

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import zipfile
 
 import pytest
 import torch
@@ -63,15 +64,33 @@ def test_importing_twice_gives_the_one_that_is_there(home, tmp_path):
     assert left_behind(home) == [first.checkpoint_id]
 
 
-def test_of_a_stable_baselines3_zip_only_the_weights_are_kept(home, tmp_path):
+def test_of_a_stable_baselines3_zip_only_weights_and_plain_json_are_kept(home, tmp_path):
     record = import_checkpoint(home, evil.sb3_zip(tmp_path / "best.zip", tmp_path / "canary"))
 
-    assert record.format == "torch_zip"
+    assert record.format == "sb3_zip"
     assert left_behind(home) == [record.checkpoint_id]
     kept = sorted(os.listdir(home.path / "checkpoints" / record.checkpoint_id))
-    assert kept == ["best.policy.pth", "record.json"]
-    assert sorted(torch.load(record.path, weights_only=True)) == ["bias", "weight"]
+    assert kept == ["best.zip", "record.json"]
+    with zipfile.ZipFile(record.path) as archive:
+        # The optimizer is no file of torch, and the variables are a hostile pickle.
+        assert archive.namelist() == ["data", "policy.pth"]
+        assert archive.read("data") == b'{"policy_class": {}}'
+        assert sorted(torch.load(archive.open("policy.pth"), weights_only=True)) == ["bias", "weight"]
     assert not (tmp_path / "canary").exists()
+    assert verify(record).fits
+
+
+def test_a_stable_baselines3_zip_without_readable_json_is_refused(home, tmp_path):
+    source = evil.sb3_zip(tmp_path / "best.zip", tmp_path / "canary")
+    with zipfile.ZipFile(source) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    with zipfile.ZipFile(source, "w") as archive:
+        for name, content in {**members, "data": b"{"}.items():
+            archive.writestr(name, content)
+
+    with pytest.raises(CheckpointError, match="it is not a zip of Stable-Baselines3"):
+        import_checkpoint(home, source)
+    assert left_behind(home) == []
 
 
 def test_our_own_checkpoint_tells_what_it_is(home, tmp_path):

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import venv
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,11 @@ def run(plan: LaunchPlan, timeout_s: float = 120) -> tuple[int, str]:
         finally:
             process.kill()
     return code, Path(Attempt(plan.paths.attempt_dir).stdout).read_text(errors="replace")
+
+
+@pytest.fixture(scope="session")
+def bare_python(tmp_path_factory) -> str:
+    """An interpreter without packages."""
+    directory = tmp_path_factory.mktemp("bare")
+    venv.create(directory, with_pip=False)
+    return str(directory / "bin" / "python")

@@ -3,15 +3,21 @@
 PALAESTRA_CLEANRL is a checkout; PALAESTRA_CLEANRL_PYTHON an interpreter with its packages (default: this one).
 """
 
+import json
 import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+from tests.runs.runners.acting import ask_policy, plan_policy
 
 from palaestra.errors import LaunchRefused
+from palaestra.files.home import Home
+from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
+from palaestra.runs.runners.cleanrl import CleanrlRunner
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry import EpisodeSummary
 
@@ -105,3 +111,60 @@ def test_a_model_is_saved_and_its_evaluation_ends(tmp_path):
     assert run.phase is Phase.SUCCEEDED
     assert "model saved to runs/" in output
     assert len(list(tmp_path.rglob("*.cleanrl_model"))) == 1
+
+
+REFERENCE = """
+import json, sys
+import gymnasium as gym, numpy as np, torch
+script, model, env_id, observations = sys.argv[1:]
+module = __import__(f"cleanrl.{script}", fromlist=["x"])
+envs = gym.vector.SyncVectorEnv([lambda: gym.make(env_id)])
+x = torch.Tensor(np.array(json.loads(observations), np.float32))
+saved = torch.load(model, weights_only=True)
+with torch.no_grad():
+    if script == "dqn":
+        network = module.QNetwork(envs); network.load_state_dict(saved); actions = network(x).argmax(1)
+    elif script == "c51":
+        args = saved["args"]
+        network = module.QNetwork(envs, args["n_atoms"], args["v_min"], args["v_max"])
+        network.load_state_dict(saved["model_weights"]); actions = network.get_action(x)[0]
+    else:
+        network = module.Actor(envs); network.load_state_dict(saved[0]); actions = network(x)
+print("@" + json.dumps(actions.tolist()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "env_id"),
+    [
+        ("dqn", "CartPole-v1"),
+        ("c51", "CartPole-v1"),
+        ("ddpg_continuous_action", "Pendulum-v1"),
+        ("td3_continuous_action", "Pendulum-v1"),
+        ("ppo_continuous_action", "Pendulum-v1"),
+    ],
+)
+def test_a_saved_model_acts_as_the_script_itself_would(tmp_path, script, env_id):
+    if not _has("moviepy"):
+        pytest.skip("moviepy is not installed")
+    run, _, output = _trained(tmp_path, script, env_id, total_timesteps=3000, save_model=True)
+    assert run.phase is Phase.SUCCEEDED, output[-2000:]
+    (checkpoint,) = list_checkpoints(Home(tmp_path / "var" / "training"), run_id=run.run_id)
+    plan = plan_policy(CleanrlRunner(), Home(tmp_path / "var" / "training"), checkpoint)
+    assert plan.foreign_code == ""
+    observations = np.random.default_rng(0).normal(0, 1, (50, 4 if env_id == "CartPole-v1" else 3)).astype(np.float32)
+
+    ready, answers = ask_policy(plan, observations)
+
+    assert len(answers) == 50
+    if script == "ppo_continuous_action":
+        assert "estimated anew" in ready["notes"][0]
+        return
+    words = (script, checkpoint.path, env_id, json.dumps(observations.tolist()))
+    environment = {**os.environ, **plan.environment}
+    done = subprocess.run(
+        [PYTHON, "-c", REFERENCE, *words], env=environment, capture_output=True, text=True, check=True
+    )
+    expected = np.array(json.loads(done.stdout.rpartition("@")[2]))
+    assert np.allclose(expected.reshape(50, -1), np.array([a["action"] for a in answers]).reshape(50, -1), atol=1e-6)
+    assert ready["notes"] == []

@@ -1,15 +1,19 @@
 """Our runners pass the conformance test, and it names the rule that a runner breaks."""
 
+import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.runs.runners.example_runner import ExampleRunner
 from tests.runs.runners.test_cleanrl import CHECKOUT, PYTHON, needs_tyro
 from tests.runs.runners.test_sb3 import PYTHON as SB3_PYTHON
 
+from palaestra.runs.catalogue import ScriptInfo
 from palaestra.runs.phase import Phase
-from palaestra.runs.runner import Finding
+from palaestra.runs.runner import Finding, PolicyPlan, RunnerCapabilities
 from palaestra.runs.runners.cleanrl import CleanrlRunner
 from palaestra.runs.runners.conformance import check_runner
 from palaestra.runs.runners.echo import EchoRunner
@@ -41,12 +45,10 @@ def test_ours_keeps_the_rules(tmp_path):
 
 @needs_tyro
 def test_cleanrl_keeps_the_rules(tmp_path):
-    config = {"checkout": str(CHECKOUT), "total_timesteps": 200}
-    check_runner(CleanrlRunner, RunSpec(runner="cleanrl", script="shaped", config=config, python=PYTHON), tmp_path)
+    config = {"checkout": str(CHECKOUT), "total_timesteps": 200, "save_model": True}
+    check_runner(CleanrlRunner, RunSpec(runner="cleanrl", script="q_learning", config=config, python=PYTHON), tmp_path)
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(SB3_PYTHON is None, reason="no interpreter with stable_baselines3 is known")
 def test_sb3_keeps_the_rules(tmp_path):
     config = {"algorithm": {"n_steps": 128}, "total_timesteps": 256}
     spec = RunSpec(runner="sb3", script="ppo", env_id="CartPole-v1", config=config, python=SB3_PYTHON)
@@ -55,6 +57,10 @@ def test_sb3_keeps_the_rules(tmp_path):
 
 def test_the_template_keeps_the_rules(tmp_path):
     check_runner(ScriptRunner, RunSpec(runner="script", script=OWN, config={"steps": 30}), tmp_path)
+
+
+def test_a_runner_of_another_package_with_a_catalogue_and_policies_keeps_the_rules(tmp_path):
+    check_runner(ExampleRunner, RunSpec(runner="example", script="second", config={"steps": 30}), tmp_path)
 
 
 def test_the_template_is_short_and_runs_under_supervision(tmp_path):
@@ -73,6 +79,62 @@ def test_the_template_is_short_and_runs_under_supervision(tmp_path):
         {"loss": 0.125},
     ]
     assert [e.episode_return for e in events if isinstance(e, EpisodeSummary)] == [10.0, 20.0, 30.0]
+
+
+EXAMPLE = RunSpec(runner="example", script="second", config={"steps": 30})
+
+
+class _Boasting(EchoRunner):
+    capabilities = RunnerCapabilities(title="It claims too much", offline_inference=True)
+
+
+class _Forgetting(ExampleRunner):
+    def plan(self, spec, paths, machine):
+        return ScriptRunner().plan(spec.model_copy(update={"script": OWN}), paths, machine)
+
+
+class _Speechless(ExampleRunner):
+    def plan_policy(self, request, machine):
+        return PolicyPlan(argv=("/bin/true",))
+
+
+class _Asking(ExampleRunner):
+    def plan_policy(self, request, machine):
+        return replace(super().plan_policy(request, machine), foreign_code="something")
+
+
+class _Failed(ExampleRunner):
+    def plan_policy(self, request, machine):
+        message = {"type": "failed", "text": "no"}
+        code = f"import struct,sys; sys.stdout.buffer.write(struct.pack('<II', {len(json.dumps(message))}, 0))"
+        return PolicyPlan(argv=(sys.executable, "-c", f"{code}; sys.stdout.write({json.dumps(message)!r})"))
+
+
+class _Unlisted(ExampleRunner):
+    def scripts(self, spec, machine):
+        return [ScriptInfo(name="first", title="Another")]
+
+
+class _Unready(ExampleRunner):
+    def readiness(self, spec, machine):
+        return [Finding("licence", "refused", "expired", "Renew it")]
+
+
+@pytest.mark.parametrize(
+    ("broken", "spec", "rule"),
+    [
+        (_Boasting, ECHO, "a runner with offline_inference has plan_policy"),
+        (_Forgetting, EXAMPLE, "the given spec saves a checkpoint"),
+        (_Speechless, EXAMPLE, "a policy process sends a message when it is loaded"),
+        (_Asking, EXAMPLE, "a checkpoint of a run that the user agreed to needs no further consent"),
+        (_Failed, EXAMPLE, "a policy of the run is ready"),
+        (_Unlisted, EXAMPLE, "the script of the given spec is in the list of scripts"),
+        (_Unready, EXAMPLE, "a runner that can run the given spec is ready: expired"),
+    ],
+)
+def test_a_runner_whose_policies_or_catalogue_break_a_rule_is_told_which(tmp_path, broken, spec, rule):
+    with pytest.raises(AssertionError, match=rule):
+        check_runner(broken, spec, tmp_path)
 
 
 class _Forgetful(EchoRunner):
@@ -98,8 +160,6 @@ class _Failing(EchoRunner):
 
 class _Silent(EchoRunner):
     def plan(self, spec, paths, machine):
-        from dataclasses import replace
-
         from palaestra.runs.runner import StdoutLines
 
         return replace(super().plan(spec, paths, machine), sources=(StdoutLines("none"),), argv=("/bin/true",))

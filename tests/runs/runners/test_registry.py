@@ -26,10 +26,12 @@ def announced(monkeypatch):
     registry._load.cache_clear()
 
 
-def test_only_who_writes_our_checkpoints_says_that_they_can_be_played():
-    found = registry.registered_runners().items()
+def test_every_runner_that_plans_policies_says_so_and_no_other():
+    runners = registry.registered_runners().items()
 
-    assert [name for name, runner in found if runner.capabilities.offline_inference] == ["palaestra"]
+    playable = [name for name, runner in runners if runner.capabilities.offline_inference]
+    assert playable == ["cleanrl", "palaestra", "sb3"]
+    assert [name for name, runner in runners if hasattr(runner, "plan_policy")] == playable
 
 
 def test_ours_are_there_under_the_names_they_give_themselves():

@@ -6,28 +6,23 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import stable_baselines3
+import torch
 from tests.runs.runners.conftest import run, start
 
+from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
+from palaestra.runs.checkpoints.import_checkpoint import import_checkpoint
 from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.runners.sb3 import Sb3Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, TrainingStep
 from palaestra.telemetry.event import PhaseChanged
 
-RIVALS = Path(__file__).parents[3] / ".venv-rivals" / "bin" / "python"
-PYTHON = os.environ.get("PALAESTRA_SB3_PYTHON") or (str(RIVALS) if RIVALS.is_file() else None)
-real = [pytest.mark.slow, pytest.mark.skipif(PYTHON is None, reason="no interpreter with stable_baselines3 is known")]
+PYTHON = os.environ.get("PALAESTRA_SB3_PYTHON") or sys.executable
 SHORT = {"total_timesteps": 1024, "algorithm": {"n_steps": 256}, "checkpoint_every": 500}
-
-
-def _real(test):
-    for mark in real:
-        test = mark(test)
-    return test
 
 
 def _spec(**options):
@@ -44,7 +39,6 @@ def _events(plan):
         return [record.event for record in reader.read()]
 
 
-@_real
 def test_it_trains_reports_under_our_names_and_saves(paths, machine):
     spec = _spec(config=SHORT, seed=3)
     assert "refused" not in {finding.level for finding in Sb3Runner().preflight(spec, machine)}
@@ -63,7 +57,6 @@ def test_it_trains_reports_under_our_names_and_saves(paths, machine):
     assert plan.env_signature["max_episode_steps"] == 500
 
 
-@_real
 def test_asked_to_stop_it_saves_and_the_next_attempt_counts_on(paths, machine):
     plan = Sb3Runner().plan(_spec(config={**SHORT, "total_timesteps": 10_000_000}), paths, machine)
     with start(plan) as process:
@@ -88,21 +81,22 @@ def test_asked_to_stop_it_saves_and_the_next_attempt_counts_on(paths, machine):
     assert min(event.env_step for event in events if isinstance(event, TrainingStep)) > last.env_step
 
 
-@_real
-def test_a_warm_start_reads_weights_only(paths, machine, tmp_path):
-    first = Sb3Runner().plan(_spec(config=SHORT), paths, machine)
-    run(first)
-    weights = paths.attempt_dir / "checkpoints" / "step_1024.zip"
-    other = paths.run_dir.parent / "b" / "attempt_1"
-    there = replace(paths, run_id="b", run_dir=other.parent, attempt_dir=other, work_dir=other / "work")
+def test_a_warm_start_reads_weights_only_also_those_of_an_imported_zip(paths, machine, tmp_path):
+    model = stable_baselines3.PPO("MlpPolicy", "CartPole-v1", device="cpu", seed=5)
+    model.save(tmp_path / "best.zip")
+    imported = import_checkpoint(Home(tmp_path / "imported" / "var" / "training"), tmp_path / "best.zip")
+    # Without updates the weights stay those that it began with.
+    config = {"total_timesteps": 8, "algorithm": {"n_steps": 8, "batch_size": 8, "learning_rate": 0.0}}
 
-    plan = Sb3Runner().plan(_spec(config=SHORT, warm_start=str(weights)), there, machine)
+    plan = Sb3Runner().plan(_spec(config=config, warm_start=imported.path), paths, machine)
     code, output = run(plan)
 
-    assert (code, plan.argv[-2:]) == (0, ("--load", str(weights))), output
+    assert (code, plan.argv[-2:]) == (0, ("--load", imported.path)), output
+    trained = stable_baselines3.PPO.load(paths.attempt_dir / "checkpoints" / "step_8.zip", device="cpu")
+    for name, weight in model.policy.state_dict().items():
+        assert torch.equal(trained.policy.state_dict()[name], weight), name
 
 
-@_real
 @pytest.mark.parametrize(
     ("options", "check", "remedy"),
     [
@@ -138,11 +132,11 @@ def test_a_wish_that_makes_no_sense_is_refused_without_an_interpreter(machine, o
     assert remedy in refused.remedy
 
 
-def test_a_missing_library_names_the_interpreter_to_install_it_into(machine):
-    findings = Sb3Runner().preflight(_spec(python=sys.executable, video=True), machine)
+def test_a_missing_library_names_the_interpreter_to_install_it_into(machine, bare_python):
+    findings = Sb3Runner().preflight(_spec(python=bare_python, video=True), machine)
 
     missing = {f.check: f.remedy for f in findings if f.level == "refused"}
-    assert missing["dependency:stable-baselines3"] == f"{sys.executable} -m pip install 'stable-baselines3'"
+    assert missing["dependency:stable-baselines3"] == f"{bare_python} -m pip install 'stable-baselines3'"
     assert "dependency:moviepy" in missing
 
 
@@ -155,7 +149,6 @@ def test_every_value_is_one_word(paths, machine):
     assert argv[argv.index("--seed") + 1] == "7"
 
 
-@_real
 def test_a_gpu_for_a_torch_that_sees_none_is_refused(machine):
     blind = replace(machine, environment={**machine.environment, "CUDA_VISIBLE_DEVICES": ""}, gpus=("0",))
 

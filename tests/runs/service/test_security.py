@@ -24,7 +24,9 @@ from palaestra.runs.service.server import read_token
 
 ROUTES = [
     ("GET", "/runs"), ("POST", "/runs"), ("GET", "/runs/x"), ("POST", "/runs/x/stop"), ("DELETE", "/runs/x"),
-    ("GET", "/runs/x/events"), ("GET", "/runs/x/log"), ("GET", "/stream"), ("GET", "/runners"), ("POST", "/drain"),
+    ("GET", "/runs/x/events"), ("GET", "/runs/x/log"), ("GET", "/stream"), ("GET", "/runners"),
+    ("GET", "/runners/echo/scripts"), ("GET", "/runners/echo/readiness"), ("GET", "/environments"),
+    ("GET", "/environments/CartPole-v1/parameters"), ("GET", "/tasks"), ("POST", "/drain"),
     ("GET", "/openapi.json"), ("GET", "/nothing"),
 ]  # fmt: skip
 

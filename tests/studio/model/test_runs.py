@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
 from palaestra.runs.machine import MachineUsage
+
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.studio.model.runs import (

@@ -9,12 +9,12 @@ from typing import Any
 
 from palaestra.cli.runs.table import format_phase, format_reason, format_steps
 from palaestra.cli.terminal import format_bytes, format_columns, format_duration, sanitize_line, shorten
-from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.process.resource_usage import ResourceSample, read_peaks, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
+from palaestra.runs.state.attempt_files import read_status
 from palaestra.runs.state.event_log import attempt_outcomes, duration_s
 from palaestra.runs.tools.wandb import read_tracking
 from palaestra.runs.video.clip import RecordingOverhead, measure_recording_overhead
@@ -146,8 +146,8 @@ def _format_usage(usage: ResourceSample) -> str:
 
 def _format_usage_at_exit(attempt: Attempt) -> str:
     """Peak memory according to the kernel, for a run that ended before the first sample."""
-    rss_kb = (read_json(attempt.exit) or {}).get("max_rss_kb")
-    return f"peak {rss_kb / 1024:,.0f} MB in one process" if isinstance(rss_kb, int | float) else ""
+    exit_ = read_status(attempt).exit
+    return "" if exit_ is None else f"peak {exit_.max_rss_kb / 1024:,.0f} MB in one process"
 
 
 def _format_events(reader: RunReader, record: RunRecord) -> list[str]:

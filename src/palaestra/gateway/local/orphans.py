@@ -20,7 +20,7 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError
 from palaestra.files.atomic import atomic_directory
-from palaestra.processes.procfs import ProcessIdentity, list_descendants, list_pids, start_ticks
+from palaestra.processes.procfs import ProcessIdentity, find_by_environment, list_descendants, read_stat, read_variable
 
 LABEL = "PALAESTRA_GATEWAY"
 """The environment variable with the name of the gateway that started a process."""
@@ -56,7 +56,7 @@ def unregister(directory: Path) -> None:
 def remove_orphans(state_dir: Path) -> RemovedOrphans:
     """Kill the processes and remove the directories of dead gateways. Blocks until they are gone."""
     dead = [path for path in sorted(state_dir.glob("*")) if path.is_dir() and not _is_alive(path / _RECORD)]
-    killed = _kill_all({path.name.encode() for path in dead})
+    killed = _kill_all({path.name for path in dead})
     for path in dead:
         shutil.rmtree(path, ignore_errors=True)
     return RemovedOrphans(len(dead), killed)
@@ -83,12 +83,12 @@ def _is_alive(record: Path) -> bool:
     return identity is None or identity.is_alive()
 
 
-def _kill_all(labels: set[bytes]) -> int:
+def _kill_all(labels: set[str]) -> int:
     """Kill until no process has one of these labels; returns how many processes were killed."""
     killed: set[int] = set()
     end = time.monotonic() + KILL_TIMEOUT_S
     while labels and time.monotonic() < end:
-        ours = {pid for pid in list_pids() if _read_label(pid) in labels}
+        ours = find_by_environment(LABEL, *labels)
         # Renderers overwrite their environment with their title; they are found as descendants of labelled processes.
         matching = {pid for pid in ours | list_descendants(*ours) if _kill(pid, labels, ours)}
         if not matching:
@@ -98,19 +98,7 @@ def _kill_all(labels: set[bytes]) -> int:
     return len(killed)
 
 
-def _read_label(pid: int) -> bytes | None:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            if os.fstat(file.fileno()).st_uid != os.getuid():
-                return None
-            variables = file.read().split(b"\0")
-    except OSError:
-        return None
-    prefix = LABEL.encode() + b"="
-    return next((variable.removeprefix(prefix) for variable in variables if variable.startswith(prefix)), None)
-
-
-def _kill(pid: int, labels: set[bytes], ours: set[int]) -> bool:
+def _kill(pid: int, labels: set[str], ours: set[int]) -> bool:
     """Kill exactly the process that was found, even if its pid is reused meanwhile."""
     if pid == os.getpid():
         return False
@@ -119,7 +107,7 @@ def _kill(pid: int, labels: set[bytes], ours: set[int]) -> bool:
     except OSError:
         return False
     try:
-        if start_ticks(pid) is None or (pid in ours and _read_label(pid) not in labels):
+        if read_stat(pid) is None or (pid in ours and read_variable(pid, LABEL) not in labels):
             return False
         with contextlib.suppress(ProcessLookupError, PermissionError):
             signal.pidfd_send_signal(handle, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """`PodInformer` lists and watches the gateway's pods; `PodCache` holds their last known state.
 
-    appeared ──▶ ready ──▶ failed ──▶ gone        ready and failed may be skipped; only ready can happen again
+    appeared ──▶ changed ──▶ … ──▶ gone        a pod that failed stays failed
 
 A watch that ends is resumed at its resource version. Pods are listed again only when the cluster no longer has that
 version, or keeps refusing it. While the API server cannot be reached, the cache does not change.
@@ -32,8 +32,6 @@ class ChangeKind(StrEnum):
 
     APPEARED = "appeared"
     CHANGED = "changed"
-    READY = "ready"
-    FAILED = "failed"
     GONE = "gone"
 
 
@@ -79,14 +77,8 @@ class PodCache:
         if before is not None and before.failure is not None:
             pod = dataclasses.replace(pod, failure=before.failure, ready=False)
         self._pods[pod.name] = pod
-        if before is None:
-            changes.append(PodChange(ChangeKind.APPEARED, pod))
-        if pod.failure is not None and (before is None or before.failure is None):
-            changes.append(PodChange(ChangeKind.FAILED, pod))
-        elif pod.ready and (before is None or not before.ready):
-            changes.append(PodChange(ChangeKind.READY, pod))
-        elif before is not None and before != pod:
-            changes.append(PodChange(ChangeKind.CHANGED, pod))
+        if before != pod:
+            changes.append(PodChange(ChangeKind.APPEARED if before is None else ChangeKind.CHANGED, pod))
         return changes
 
     def remove(self, name: str) -> list[PodChange]:

@@ -75,7 +75,8 @@ class KubernetesRuntime:
             delete=self._controller.delete_in_background,
         )
         self._sessions: dict[str, _PodSession] = {}
-        self._config_map: OwnerConfigMap | None = None
+        self._config_map: str | None = None
+        """Name of the config map that owns the pods, outside the cluster."""
         self._owner: dict[str, str] = {}
         self._on_lost: LostCallback = lambda session_id, reason: None
         self.losses = 0
@@ -170,15 +171,25 @@ class KubernetesRuntime:
         await self._controller.stop()
         self._sessions.clear()
         if self._config_map is not None:
-            await self._config_map.delete()
+            await self._delete_config_map(self._config_map)
         await self._api.close()
 
     async def _create_owner(self) -> dict[str, str]:
+        """Create the config map that owns the pods, and return the owner reference to it."""
         name = f"palaestra-{self._config.name}-{self._instance}"
-        owner = OwnerConfigMap(self._api, name, {**self._labels, NAME: MANAGER}, self._selector)
-        reference = await owner.create()
-        self._config_map = owner
-        return reference
+        text = "Owns the session pods of a palaestra gateway outside the cluster. Deleting it deletes them."
+        metadata = {"name": name, "labels": {**self._labels, NAME: MANAGER}}
+        document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"purpose": text}}
+        created = await self._api.create_config_map(document)
+        self._config_map = name
+        return {"apiVersion": "v1", "kind": "ConfigMap", "name": name, "uid": created["metadata"]["uid"]}
+
+    async def _delete_config_map(self, name: str) -> None:
+        try:
+            await self._api.delete_config_map(name)
+        except ApiError as error:
+            if not isinstance(error, ApiStatusError) or error.status != 404:
+                _log.warning("config map %s is left in namespace %s: %s", name, self._api.namespace, error)
 
     async def _check_manifest(self, manifest: SessionManifest) -> None:
         """Check with a dry run that the cluster accepts a manifest, so that errors are reported at the start."""
@@ -206,9 +217,13 @@ class KubernetesRuntime:
                 raise failure
         if self._config_map is not None:
             try:
-                await self._config_map.delete_others()
+                config_maps = await self._api.list_config_maps(self._selector)
             except ApiError as error:
                 _log.warning("config maps of earlier gateways may be left: %s", error)
+                return
+            for document in config_maps:
+                if document["metadata"]["labels"].get(INSTANCE) != self._instance:
+                    await self._delete_config_map(document["metadata"]["name"])
 
     def _document(self, manifest: SessionManifest, name: str, session_id: str | None = None) -> dict[str, Any]:
         labels = {**self._labels, TYPE: manifest.session_type}
@@ -295,35 +310,3 @@ def _read_own_namespace(environment: Mapping[str, str]) -> str | None:
         return _OWN_NAMESPACE.read_text().strip()
     except OSError:
         return None
-
-
-class OwnerConfigMap:
-    """The config map that owns the pods of a gateway outside the cluster."""
-
-    def __init__(self, api: ClusterApi, name: str, labels: Mapping[str, str], selector: str) -> None:
-        self._api, self._name, self._labels, self._selector = api, name, dict(labels), selector
-
-    async def create(self) -> dict[str, str]:
-        """Create it and return the owner reference to it."""
-        text = "Owns the session pods of a palaestra gateway outside the cluster. Deleting it deletes them."
-        metadata = {"name": self._name, "labels": self._labels}
-        document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"purpose": text}}
-        created = await self._api.create_config_map(document)
-        return {"apiVersion": "v1", "kind": "ConfigMap", "name": self._name, "uid": created["metadata"]["uid"]}
-
-    async def delete_others(self) -> None:
-        """Delete the config maps of earlier gateways."""
-        for document in await self._api.list_config_maps(self._selector):
-            if document["metadata"]["labels"].get(INSTANCE) != self._labels[INSTANCE]:
-                await self._delete(document["metadata"]["name"])
-
-    async def delete(self) -> None:
-        """Delete it."""
-        await self._delete(self._name)
-
-    async def _delete(self, name: str) -> None:
-        try:
-            await self._api.delete_config_map(name)
-        except ApiError as error:
-            if not isinstance(error, ApiStatusError) or error.status != 404:
-                _log.warning("config map %s is left in namespace %s: %s", name, self._api.namespace, error)

@@ -11,32 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.policy.codecs.codec import (
-    CLICK_ACTIONS,
-    DIRECTIONS,
-    WHEEL_PIXELS,
-    check_straight_drag,
-    click_name,
-    not_expressible,
-    scroll_by_clicks,
-    spell_keys,
-    wheel_clicks,
-)
+from palaestra.policy.codecs.codec import CLICK_ACTIONS, DIRECTIONS, WHEEL_PIXELS, scroll_by_clicks, wheel_clicks
 from palaestra.policy.codecs.coordinates import CoordinateFrame
 from palaestra.policy.codecs.decoding import Arguments, ArgumentSpec, DecodeError, abbreviate
 from palaestra.policy.codecs.key_names import XDOTOOL_KEYS
 from palaestra.policy.codecs.tool_object import ToolObjectCodec, block_texts
-from palaestra.sessions.action import (
-    Click,
-    Drag,
-    Move,
-    Point,
-    PressKeys,
-    Scroll,
-    TypeText,
-    UiAction,
-    Wait,
-)
+from palaestra.sessions.action import Click, Drag, Move, Point, PressKeys, Scroll, TypeText, UiAction, Wait
 
 _SPECS: Mapping[str, ArgumentSpec] = {
     "key": ArgumentSpec(("text",), ("repeat",)),
@@ -84,35 +64,33 @@ class AnthropicCodec(ToolObjectCodec):
     def _object(self, action: UiAction, frame: CoordinateFrame) -> dict[str, Any]:
         match action:
             case Click():
-                click = {"action": click_name(self.name, action, CLICK_ACTIONS)} | self._coordinate(action.at, frame)
+                click = {"action": self._click_word(action, CLICK_ACTIONS)} | self._coordinate(action.at, frame)
                 if action.held:
-                    click["text"] = "+".join(spell_keys(self.name, action, action.held, XDOTOOL_KEYS))
+                    click["text"] = "+".join(self._spell(action, action.held, XDOTOOL_KEYS))
                 return click
             case Move(at):
                 return {"action": "mouse_move"} | self._coordinate(at, frame)
             case Drag():
-                check_straight_drag(self.name, action)
+                self._check_straight(action)
                 start, end = (list(self.space.write(point, frame)) for point in action.path)
                 return {"action": "left_click_drag", "start_coordinate": start, "coordinate": end}
             case Scroll():
                 clicks = wheel_clicks(action)
                 if clicks is None:
                     reason = f"scrolls along one axis, by whole clicks of {WHEEL_PIXELS} pixels"
-                    raise not_expressible(self.name, action, reason)
+                    raise self._error(action, reason)
                 scroll = {"action": "scroll", "scroll_direction": clicks[0], "scroll_amount": clicks[1]}
                 return scroll | self._coordinate(action.at, frame)
             case TypeText(text):
                 return {"action": "type", "text": text}
             case PressKeys(keys):
-                return {"action": "key", "text": "+".join(spell_keys(self.name, action, keys, XDOTOOL_KEYS))}
+                return {"action": "key", "text": "+".join(self._spell(action, keys, XDOTOOL_KEYS))}
             case Wait(seconds):
                 if seconds != int(seconds):
-                    raise not_expressible(self.name, action, "can only wait whole seconds")
+                    raise self._error(action, "can only wait whole seconds")
                 return {"action": "wait", "duration": int(seconds)}
             case _:
-                raise not_expressible(
-                    self.name, action, "has no action for it: the model ends its turn without a tool call"
-                )
+                raise self._error(action, "has no action for it: the model ends its turn without a tool call")
 
     def _blocks(self, value: Any) -> list[Any] | None:
         if isinstance(value, list):

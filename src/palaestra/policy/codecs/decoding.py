@@ -1,7 +1,7 @@
 """Decoding replies: the result types, arguments checked against a table, and strict JSON.
 
-Decoders raise `DecodeError`, which never leaves this package: `decode_reply` turns it into `UnreadableReply`. A grammar
-is a table from action names to their arguments; a name that is not in the table is rejected with the nearest match.
+Decoders raise `DecodeError`, which `ActionCodec.decode` turns into `UnreadableReply`. A grammar is a table from action
+names to their arguments; a name that is not in the table is rejected with the nearest match.
 """
 
 from __future__ import annotations
@@ -9,16 +9,13 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from palaestra.config import closest_names
-from palaestra.errors import InvalidAction
 from palaestra.sessions.action import UiAction
 
-MAX_REPLY_CHARS = 200_000
-"""The longest text an action may type fits even when every character is escaped."""
 SEVERAL = "the reply has several actions; one per step is allowed"
 
 
@@ -52,20 +49,6 @@ class DecodeError(Exception):
     def __init__(self, code: str, reason: str) -> None:
         self.code, self.reason = code, reason
         super().__init__(f"{code}: {reason}")
-
-
-def decode_reply(text: str, decode: Callable[[], DecodedAction]) -> DecodeResult:
-    """Call `decode` and turn every error into `UnreadableReply`."""
-    if len(text) > MAX_REPLY_CHARS:
-        return UnreadableReply("too_long", f"the reply has {len(text)} characters; at most {MAX_REPLY_CHARS} are read")
-    try:
-        return decode()
-    except DecodeError as error:
-        return UnreadableReply(error.code, error.reason)
-    except InvalidAction as error:
-        return UnreadableReply("invalid", str(error))
-    except RecursionError:
-        return UnreadableReply("syntax", "it is nested too deeply")
 
 
 def abbreviate(value: object) -> str:

@@ -22,8 +22,6 @@ SYNONYMS: Mapping[str, str] = {
 }  # fmt: skip
 """Accepted in every family, in addition to the canonical names."""
 
-_FUNCTION_KEYS = [name for name in NAMED if name[0] == "F" and name[1:].isdigit()]
-
 
 @dataclass(frozen=True)
 class KeyNames:
@@ -79,36 +77,19 @@ def _plain(spelling: str) -> str:
 
 
 PYAUTOGUI_KEYS = KeyNames(
-    {
-        "Enter": "enter", "Tab": "tab", "Escape": "esc", "Backspace": "backspace", "Delete": "delete",
-        "Insert": "insert", "Home": "home", "End": "end", "PageUp": "pageup", "PageDown": "pagedown",
-        "ArrowLeft": "left", "ArrowUp": "up", "ArrowRight": "right", "ArrowDown": "down", "CapsLock": "capslock",
-        "Control": "ctrl", "Shift": "shift", "Alt": "alt", "Meta": "win", "Space": "space",
-        **{name: name.lower() for name in _FUNCTION_KEYS},
-    }
-)  # fmt: skip
+    {name: name.removeprefix("Arrow").lower() for name in NAMED} | {"Escape": "esc", "Control": "ctrl", "Meta": "win"}
+)
 """Lower case, as Qwen and UI-TARS write them."""
 
 OPENAI_KEYS = KeyNames(
-    {
-        "Enter": "ENTER", "Tab": "TAB", "Escape": "ESC", "Backspace": "BACKSPACE", "Delete": "DELETE",
-        "Insert": "INSERT", "Home": "HOME", "End": "END", "PageUp": "PAGEUP", "PageDown": "PAGEDOWN",
-        "ArrowLeft": "ARROWLEFT", "ArrowUp": "ARROWUP", "ArrowRight": "ARROWRIGHT", "ArrowDown": "ARROWDOWN",
-        "CapsLock": "CAPSLOCK", "Control": "CTRL", "Shift": "SHIFT", "Alt": "ALT", "Meta": "SUPER", "Space": "SPACE",
-        **{name: name for name in _FUNCTION_KEYS},
-    },
-    capitals=True,
-)  # fmt: skip
+    {name: name.upper() for name in NAMED} | {"Escape": "ESC", "Control": "CTRL", "Meta": "SUPER"}, capitals=True
+)
 """Upper case; `["CTRL", "A"]` is Control and the key a."""
 
 XDOTOOL_KEYS = KeyNames(
-    {
-        "Enter": "Return", "Tab": "Tab", "Escape": "Escape", "Backspace": "BackSpace", "Delete": "Delete",
-        "Insert": "Insert", "Home": "Home", "End": "End", "PageUp": "Page_Up", "PageDown": "Page_Down",
-        "ArrowLeft": "Left", "ArrowUp": "Up", "ArrowRight": "Right", "ArrowDown": "Down", "CapsLock": "Caps_Lock",
-        "Control": "ctrl", "Shift": "shift", "Alt": "alt", "Meta": "super", "Space": "space",
-        **{name: name for name in _FUNCTION_KEYS},
-    },
+    {name: name.removeprefix("Arrow") for name in NAMED}
+    | {"Enter": "Return", "Backspace": "BackSpace", "PageUp": "Page_Up", "PageDown": "Page_Down"}
+    | {"CapsLock": "Caps_Lock", "Control": "ctrl", "Shift": "shift", "Alt": "alt", "Meta": "super", "Space": "space"},
     characters={
         "!": "exclam", '"': "quotedbl", "#": "numbersign", "$": "dollar", "%": "percent", "&": "ampersand",
         "'": "apostrophe", "(": "parenleft", ")": "parenright", "*": "asterisk", "+": "plus", ",": "comma",

@@ -11,23 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.policy.codecs.codec import not_expressible, spell_keys
 from palaestra.policy.codecs.coordinates import CoordinateFrame
 from palaestra.policy.codecs.decoding import Arguments, ArgumentSpec, DecodeError, abbreviate
 from palaestra.policy.codecs.key_names import OPENAI_KEYS
 from palaestra.policy.codecs.tool_object import ToolObjectCodec, block_texts
-from palaestra.sessions.action import (
-    Button,
-    Click,
-    Drag,
-    Move,
-    Point,
-    PressKeys,
-    Scroll,
-    TypeText,
-    UiAction,
-    Wait,
-)
+from palaestra.sessions.action import Button, Click, Drag, Move, Point, PressKeys, Scroll, TypeText, UiAction, Wait
 
 WAIT_S = 2
 """Seconds of a `wait`, which has no duration: what the API's own examples use."""
@@ -78,26 +66,22 @@ class OpenAICodec(ToolObjectCodec):
                 return {"type": "move"} | self._xy(at, frame)
             case Drag(path):
                 if action.button != "left":
-                    raise not_expressible(self.name, action, "can only drag with the left button")
+                    raise self._error(action, "can only drag with the left button")
                 return {"type": "drag", "path": [self._xy(point, frame) for point in path]}
             case Scroll(at, dx, dy):
                 if at is None:
-                    raise not_expressible(
-                        self.name, action, "can only scroll at a point", "Give the position of the pointer"
-                    )
+                    raise self._error(action, "can only scroll at a point", "Give the position of the pointer")
                 return {"type": "scroll"} | self._xy(at, frame) | {"scroll_x": dx, "scroll_y": dy}
             case TypeText(text):
                 return {"type": "type", "text": text}
             case PressKeys(keys):
-                return {"type": "keypress", "keys": spell_keys(self.name, action, keys, OPENAI_KEYS)}
+                return {"type": "keypress", "keys": self._spell(action, keys, OPENAI_KEYS)}
             case Wait(seconds):
                 if seconds != WAIT_S:
-                    raise not_expressible(self.name, action, f"can only wait {WAIT_S} seconds")
+                    raise self._error(action, f"can only wait {WAIT_S} seconds")
                 return {"type": "wait"}
             case _:
-                raise not_expressible(
-                    self.name, action, "has no action for it: the model ends its turn without a tool call"
-                )
+                raise self._error(action, "has no action for it: the model ends its turn without a tool call")
 
     def _blocks(self, value: Any) -> list[Any] | None:
         if isinstance(value, list):
@@ -124,17 +108,13 @@ class OpenAICodec(ToolObjectCodec):
 
     def _click(self, action: Click, frame: CoordinateFrame) -> dict[str, Any]:
         if action.at is None:
-            raise not_expressible(self.name, action, "can only click at a point", "Give the position of the pointer")
-        held = {"keys": spell_keys(self.name, action, action.held, OPENAI_KEYS)} if action.held else {}
+            raise self._error(action, "can only click at a point", "Give the position of the pointer")
+        held = {"keys": self._spell(action, action.held, OPENAI_KEYS)} if action.held else {}
         place = self._xy(action.at, frame)
         if action.times == 1:
             (button,) = (word for word, button in _BUTTONS.items() if button == action.button)
             return {"type": "click", "button": button} | place | held
-        if (action.button, action.times) == ("left", 2):
-            return {"type": "double_click"} | place | held
-        raise not_expressible(
-            self.name, action, f"has no action for {action.times} clicks of the {action.button} button"
-        )
+        return {"type": self._click_word(action, {"double_click": ("left", 2)})} | place | held
 
     def _xy(self, point: Point, frame: CoordinateFrame) -> dict[str, int]:
         x, y = self.space.write(point, frame)

@@ -13,14 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from palaestra.policy.codecs.codec import (
-    CLICK_ACTIONS,
-    check_expressible,
-    check_straight_drag,
-    click_name,
-    not_expressible,
-    spell_keys,
-)
+from palaestra.policy.codecs.codec import CLICK_ACTIONS, ActionCodec
 from palaestra.policy.codecs.coordinates import CoordinateFrame, CoordinateSpace, Grid, ImagePixels
 from palaestra.policy.codecs.decoding import (
     SEVERAL,
@@ -28,9 +21,7 @@ from palaestra.policy.codecs.decoding import (
     ArgumentSpec,
     DecodedAction,
     DecodeError,
-    DecodeResult,
     abbreviate,
-    decode_reply,
     dump_json,
     parse_json_object,
 )
@@ -251,7 +242,7 @@ _QWEN3_SPECS: Mapping[str, ArgumentSpec] = {
 
 
 @dataclass(frozen=True)
-class QwenCodec:
+class QwenCodec(ActionCodec):
     """One generation of Qwen's vision-language models."""
 
     name: str
@@ -272,23 +263,20 @@ class QwenCodec:
         """The models' own prompt, with the size of the image or the advertised one."""
         return _system_prompt(self.advertised if self.third else frame.image, third=self.third)
 
-    def encode(self, action: UiAction, frame: CoordinateFrame) -> str:
-        """The action as a tool call."""
-        check_expressible(self.name, action, frame)
+    def _write(self, action: UiAction, frame: CoordinateFrame) -> str:
         call = dump_json({"name": "computer_use", "arguments": self._arguments(action, frame)})
         # Escape tags of the grammar and special tokens inside typed text.
         for tag in ("<|", _CALL, _CALL_END):
             call = call.replace(tag, "\\u003c" + tag[1:])
         return f"{_CALL}\n{call}\n{_CALL_END}"
 
-    def decode(self, text: str, frame: CoordinateFrame) -> DecodeResult:
-        """The action of the only tool call in a reply."""
-        return decode_reply(text, lambda: self._read(text, frame))
-
     def _arguments(self, action: UiAction, frame: CoordinateFrame) -> dict[str, Any]:
         match action:
             case Click():
-                return {"action": self._click_word(action)} | self._coordinate(action.at, frame)
+                if action.held:
+                    raise self._error(action, "cannot hold keys during a click")
+                words = {word: click for word, click in CLICK_ACTIONS.items() if word in self._specs}
+                return {"action": self._click_word(action, words)} | self._coordinate(action.at, frame)
             case Move(at):
                 return {"action": "mouse_move"} | self._coordinate(at, frame)
             case Drag():
@@ -298,26 +286,21 @@ class QwenCodec:
             case TypeText(text):
                 return {"action": "type", "text": text}
             case PressKeys(keys):
-                return {"action": "key", "keys": spell_keys(self.name, action, keys, PYAUTOGUI_KEYS)}
+                return {"action": "key", "keys": self._spell(action, keys, PYAUTOGUI_KEYS)}
             case Wait(seconds):
                 return {"action": "wait", "time": seconds}
             case Terminate(success):
                 return {"action": "terminate", "status": "success" if success else "failure"}
             case Answer(text):
                 if not self.third:
-                    raise not_expressible(self.name, action, "has no action for an answer", "Terminate instead")
+                    raise self._error(action, "has no action for an answer", "Terminate instead")
                 return {"action": "answer", "text": text}
 
-    def _click_word(self, action: Click) -> str:
-        if action.held:
-            raise not_expressible(self.name, action, "cannot hold keys during a click")
-        return click_name(self.name, action, {k: v for k, v in CLICK_ACTIONS.items() if k in self._specs})
-
     def _drag_end(self, action: Drag, frame: CoordinateFrame) -> Point:
-        check_straight_drag(self.name, action)
+        self._check_straight(action)
         if action.path[0] != frame.pointer:
             remedy = "Move to the first point, then drag in a frame whose pointer is there"
-            raise not_expressible(self.name, action, "can only drag from the pointer", remedy)
+            raise self._error(action, "can only drag from the pointer", remedy)
         return action.path[1]
 
     def _scroll(self, action: Scroll) -> dict[str, Any]:
@@ -326,7 +309,7 @@ class QwenCodec:
         if action.dy == 0 and self.third:
             return {"action": "hscroll", "pixels": action.dx}
         reason = "scrolls along one axis at a time" if self.third else "scrolls up and down only"
-        raise not_expressible(self.name, action, reason)
+        raise self._error(action, reason)
 
     def _coordinate(self, at: Point | None, frame: CoordinateFrame) -> dict[str, Any]:
         return {} if at is None else {"coordinate": list(self.space.write(at, frame))}

@@ -6,11 +6,11 @@ its API wraps the object: a reply may also be the whole message, or its list of 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from palaestra.policy.codecs.codec import check_expressible
+from palaestra.policy.codecs.codec import ActionCodec
 from palaestra.policy.codecs.coordinates import CoordinateFrame, ImagePixels
 from palaestra.policy.codecs.decoding import (
     SEVERAL,
@@ -18,19 +18,16 @@ from palaestra.policy.codecs.decoding import (
     ArgumentSpec,
     DecodedAction,
     DecodeError,
-    DecodeResult,
     abbreviate,
-    decode_reply,
     dump_json,
     parse_single_json,
 )
 from palaestra.sessions.action import UiAction
 
 
-class ToolObjectCodec(ABC):
+class ToolObjectCodec(ActionCodec):
     """A codec that writes each action as one JSON object."""
 
-    name: str
     space = ImagePixels()
     prompt: ClassVar[str]
     """The tool's description, with placeholders for the image's `width` and `height`."""
@@ -46,14 +43,8 @@ class ToolObjectCodec(ABC):
         """The tool's description, for models that are not sent a tool definition."""
         return self.prompt.format(width=frame.image.width, height=frame.image.height)
 
-    def encode(self, action: UiAction, frame: CoordinateFrame) -> str:
-        """The action as a JSON object."""
-        check_expressible(self.name, action, frame)
+    def _write(self, action: UiAction, frame: CoordinateFrame) -> str:
         return dump_json(self._object(action, frame))
-
-    def decode(self, text: str, frame: CoordinateFrame) -> DecodeResult:
-        """The action in a reply."""
-        return decode_reply(text, lambda: self._read(text, frame))
 
     def _read(self, text: str, frame: CoordinateFrame) -> DecodedAction:
         value, span = parse_single_json(text)

@@ -13,27 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from palaestra.policy.codecs.call_syntax import Call, parse_call, quote
-from palaestra.policy.codecs.codec import (
-    DIRECTIONS,
-    check_expressible,
-    check_straight_drag,
-    click_name,
-    not_expressible,
-    scroll_by_clicks,
-    spell_keys,
-    wheel_clicks,
-)
+from palaestra.policy.codecs.codec import DIRECTIONS, ActionCodec, scroll_by_clicks, wheel_clicks
 from palaestra.policy.codecs.coordinates import CoordinateFrame, CoordinateSpace
-from palaestra.policy.codecs.decoding import (
-    SEVERAL,
-    Arguments,
-    ArgumentSpec,
-    DecodedAction,
-    DecodeError,
-    DecodeResult,
-    abbreviate,
-    decode_reply,
-)
+from palaestra.policy.codecs.decoding import SEVERAL, Arguments, ArgumentSpec, DecodedAction, DecodeError, abbreviate
 from palaestra.policy.codecs.key_names import PYAUTOGUI_KEYS
 from palaestra.sessions.action import (
     Answer,
@@ -152,7 +134,7 @@ _BOX = re.compile(
 
 
 @dataclass(frozen=True)
-class UiTarsCodec:
+class UiTarsCodec(ActionCodec):
     """One generation of UI-TARS."""
 
     name: str
@@ -164,14 +146,8 @@ class UiTarsCodec:
         """The models' own prompt, which states no size."""
         return _BOX_PROMPT if self.boxes else _POINT_PROMPT
 
-    def encode(self, action: UiAction, frame: CoordinateFrame) -> str:
-        """The action as an `Action:` line."""
-        check_expressible(self.name, action, frame)
+    def _write(self, action: UiAction, frame: CoordinateFrame) -> str:
         return f"Action: {self._call(action, frame)}"
-
-    def decode(self, text: str, frame: CoordinateFrame) -> DecodeResult:
-        """The action of the only call in a reply."""
-        return decode_reply(text, lambda: self._read(text, frame))
 
     def _call(self, action: UiAction, frame: CoordinateFrame) -> str:
         match action:
@@ -180,7 +156,7 @@ class UiTarsCodec:
             case Move(at):
                 return f"hover({self._at(at, frame)})"
             case Drag(path):
-                check_straight_drag(self.name, action)
+                self._check_straight(action)
                 return f"drag({self._at(path[0], frame, 'start')}, {self._at(path[1], frame, 'end')})"
             case Scroll():
                 return self._scroll(action, frame)
@@ -190,7 +166,7 @@ class UiTarsCodec:
                 return f"hotkey(key={quote(self._hotkey(action, keys))})"
             case Wait(seconds):
                 if seconds != WAIT_S:
-                    raise not_expressible(self.name, action, f"can only wait {WAIT_S} seconds")
+                    raise self._error(action, f"can only wait {WAIT_S} seconds")
                 return "wait()"
             case Answer() | Terminate():
                 return self._encode_finished(action)
@@ -199,28 +175,28 @@ class UiTarsCodec:
         if isinstance(action, Answer):
             if not action.text:
                 reason = "an empty answer is the word for success"
-                raise not_expressible(self.name, action, reason, "Terminate instead")
+                raise self._error(action, reason, "Terminate instead")
             return f"finished(content={quote(action.text)})"
         if not action.success:
-            raise not_expressible(self.name, action, "has no action for giving up")
+            raise self._error(action, "has no action for giving up")
         return "finished()"
 
     def _hotkey(self, action: UiAction, keys: tuple[str, ...]) -> str:
         if len(keys) > MAX_HOTKEY:
-            raise not_expressible(self.name, action, f"can press at most {MAX_HOTKEY} keys at once")
-        return " ".join(spell_keys(self.name, action, keys, PYAUTOGUI_KEYS))
+            raise self._error(action, f"can press at most {MAX_HOTKEY} keys at once")
+        return " ".join(self._spell(action, keys, PYAUTOGUI_KEYS))
 
     def _click(self, action: Click, frame: CoordinateFrame) -> str:
         if action.held:
-            raise not_expressible(self.name, action, "cannot hold keys during a click")
+            raise self._error(action, "cannot hold keys during a click")
         if action.at is None:
-            raise not_expressible(self.name, action, "can only click at a point", "Give the position of the pointer")
-        return f"{click_name(self.name, action, _CLICKS)}({self._at(action.at, frame)})"
+            raise self._error(action, "can only click at a point", "Give the position of the pointer")
+        return f"{self._click_word(action, _CLICKS)}({self._at(action.at, frame)})"
 
     def _scroll(self, action: Scroll, frame: CoordinateFrame) -> str:
         clicks = wheel_clicks(action)
         if clicks is None or clicks[1] != SCROLL_CLICKS:
-            raise not_expressible(self.name, action, f"can only scroll by {SCROLL_CLICKS} clicks of the wheel")
+            raise self._error(action, f"can only scroll by {SCROLL_CLICKS} clicks of the wheel")
         place = "" if action.at is None else f"{self._at(action.at, frame)}, "
         return f"scroll({place}direction='{clicks[0]}')"
 

@@ -22,9 +22,9 @@ from palaestra.policy.tiny_vlm.screen_dataset import COLUMNS, ROWS, ScreenDatase
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, Widget
 from palaestra.policy.tiny_vlm.vision_pretraining import (
     AuxiliaryHead,
-    LearningRateSchedule,
     batch_indices,
     encode_screens,
+    set_learning_rate,
 )
 
 _GRAMMAR_WEIGHT = 0.25
@@ -171,11 +171,10 @@ def pretrain_language(
     others = [*model.model.language_model.parameters(), *model.get_output_embeddings().parameters()]
     groups: list[dict[str, Any]] = [{"params": others}, {"params": tower, "scale": _TOWER_RATE_SCALE}]
     optimizer = torch.optim.AdamW(groups, learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
-    schedule = LearningRateSchedule(optimizer, learning_rate, steps)
     numbers = torch.tensor(number_ids(tokenizer))
     metrics: dict[str, float] = {}
     for step, chosen in enumerate(batch_indices(len(dataset), batch_size, steps, generator)):
-        schedule.set_step(step)
+        set_learning_rate(optimizer, learning_rate, step, steps)
         batch = builder.build([examples[index] for index in chosen.tolist()], generator)
         features = encode_screens(model, dataset, chosen)
         predictions = head(features)

@@ -28,19 +28,12 @@ _OUTPUTS = {
 }
 
 
-class LearningRateSchedule:
-    """Linear warm-up over a twentieth of the steps, then half a cosine."""
-
-    def __init__(self, optimizer: torch.optim.Optimizer, peak: float, steps: int) -> None:
-        self._optimizer, self._peak, self._steps = optimizer, peak, steps
-        self._warmup = max(1, steps // 20)
-
-    def set_step(self, step: int) -> None:
-        """Set the learning rate of this step."""
-        warmup = min(1.0, (step + 1) / self._warmup)
-        decay = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / self._steps)).item())
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._peak * warmup * max(decay, 0.02) * group.get("scale", 1.0)
+def set_learning_rate(optimizer: torch.optim.Optimizer, peak: float, step: int, steps: int) -> None:
+    """Linear warm-up to the peak over a twentieth of the steps, then half a cosine."""
+    warmup = min(1.0, (step + 1) / max(1, steps // 20))
+    decay = 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / steps)).item())
+    for group in optimizer.param_groups:
+        group["lr"] = peak * warmup * max(decay, 0.02) * group.get("scale", 1.0)
 
 
 def batch_indices(count: int, size: int, steps: int, generator: torch.Generator) -> Iterator[Tensor]:
@@ -136,10 +129,9 @@ def pretrain_vision(
     generator = torch.Generator().manual_seed(seed)
     tower = model.model.visual
     optimizer = torch.optim.AdamW([*tower.parameters(), *head.parameters()], learning_rate, weight_decay=0.01)
-    schedule = LearningRateSchedule(optimizer, learning_rate, steps)
     metrics: dict[str, float] = {}
     for step, batch in enumerate(batch_indices(len(dataset), batch_size, steps, generator)):
-        schedule.set_step(step)
+        set_learning_rate(optimizer, learning_rate, step, steps)
         predictions = head(encode_screens(model, dataset, batch))
         optimizer.zero_grad()
         torch.autograd.backward(head.compute_loss(predictions, dataset, batch))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from palaestra.errors import ConfigError
 from palaestra.policy.network import eval_mode
-from palaestra.policy.vla.policy import as_tensordict, sample_actions
+from palaestra.policy.vla.policy import PLACE, as_tensordict, sample_actions
 
 METHODS = {
     "forward": "forward(observations) -> actions [B, action_dim]",
@@ -27,17 +27,12 @@ METHODS = {
 }
 BATCH = 3
 DRAWS = 16
+_EVALUATED = ("the log_prob of evaluate_actions", "the entropy of evaluate_actions", "what get_value returned")
 _FAILURES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, AssertionError)
 
 
 def check_vla_model(
-    model: nn.Module,
-    observation_space: gymnasium.Space[Any],
-    action: spaces.Box | int,
-    *,
-    chunk: int = 1,
-    seed: int = 0,
-    place: str = "policy.vla_config.model_class",
+    model: nn.Module, observation_space: gymnasium.Space[Any], action: spaces.Box | int, *, chunk: int = 1
 ) -> None:
     """Raise `ConfigError` for the first violated rule. `action` is the action space, or the size of an action.
 
@@ -46,7 +41,7 @@ def check_vla_model(
     shape = (action,) if isinstance(action, int) else tuple(action.shape)
     if isinstance(action, int) and chunk != 1:
         shape = (chunk, action)
-    check = _ModelCheck(model, observation_space, shape, seed, place)
+    check = _ModelCheck(model, observation_space, shape)
     with eval_mode(model), torch.random.fork_rng(devices=[]):
         for rule in _CHECKS:
             rule(check)
@@ -80,23 +75,20 @@ def _leaves(space: gymnasium.Space[Any], name: str) -> list[tuple[str, gymnasium
 class _ModelCheck:
     """The model under test, its observations, and the actions it sampled."""
 
-    def __init__(
-        self, model: nn.Module, space: gymnasium.Space[Any], shape: tuple[int, ...], seed: int, place: str
-    ) -> None:
+    def __init__(self, model: nn.Module, space: gymnasium.Space[Any], shape: tuple[int, ...]) -> None:
         self.model: Any = model
-        self.shape, self.place = shape, place
-        self.chunked = len(shape) == 2
+        self.shape, self.chunked = shape, len(shape) == 2
         parameters = list(model.parameters())
         if not parameters:
             raise self.violation("it has no parameters", "Hold the networks as attributes of the module")
         self.device = parameters[0].device
         self.trained = [p for p in parameters if p.requires_grad]
-        parts = random_observations(space, BATCH, seed=seed)
+        parts = random_observations(space, BATCH)
         self.parts = {name: part.to(self.device) for name, part in parts.items()}
         self.action = torch.empty(0)
 
     def violation(self, reason: str, remedy: str) -> ConfigError:
-        return ConfigError(self.place, type(self.model).__qualname__, reason, remedy)
+        return ConfigError(f"{PLACE}.model_class", type(self.model).__qualname__, reason, remedy)
 
     def observations(self, rows: list[int] | None = None) -> Any:
         if rows is None:
@@ -106,6 +98,14 @@ class _ModelCheck:
 
     def call(self, name: str, *arguments: Any, gradients: bool = False) -> Any:
         return self.run(name, lambda: getattr(self.model, name)(*arguments), gradients=gradients)
+
+    def evaluate(
+        self, action: Tensor, rows: list[int] | None = None, *, gradients: bool = False
+    ) -> tuple[Any, Any, Any]:
+        """Log-probability, entropy and value of the actions, in the order of `_EVALUATED`."""
+        observations = self.observations(rows)
+        log_prob, entropy = self.call("evaluate_actions", observations, action, gradients=gradients)
+        return log_prob, entropy, self.call("get_value", observations, gradients=gradients)
 
     def sample(
         self, seed: int, *, deterministic: bool = False, rows: list[int] | None = None, by: str = "forward"
@@ -214,13 +214,8 @@ def _check_evaluation(check: _ModelCheck) -> None:
 
 
 def _check_reproducible_evaluation(check: _ModelCheck) -> None:
-    first, second = (check.call("evaluate_actions", check.observations(), check.action) for _ in range(2))
-    values = [check.call("get_value", check.observations()) for _ in range(2)]
-    for name, one, two in (
-        ("the log_prob of evaluate_actions", first[0], second[0]),
-        ("the entropy of evaluate_actions", first[1], second[1]),
-        ("what get_value returned", *values),
-    ):
+    first, second = check.evaluate(check.action), check.evaluate(check.action)
+    for name, one, two in zip(_EVALUATED, first, second, strict=True):
         if not torch.allclose(one, two, rtol=1e-5, atol=1e-6):
             raise check.violation(
                 f"{name} differs between two calls with the same input",
@@ -229,11 +224,9 @@ def _check_reproducible_evaluation(check: _ModelCheck) -> None:
 
 
 def _check_independent_rows(check: _ModelCheck) -> None:
-    whole = check.call("evaluate_actions", check.observations(), check.action)[0]
-    alone = check.call("evaluate_actions", check.observations([0]), check.action[:1])[0]
-    values = check.call("get_value", check.observations()), check.call("get_value", check.observations([0]))
-    for name, one, two in (("log_prob", whole[:1], alone), ("value", values[0][:1], values[1])):
-        if not _close(one, two):
+    whole, alone = check.evaluate(check.action), check.evaluate(check.action[:1], [0])
+    for name, place in (("log_prob", 0), ("value", 2)):
+        if not _close(whole[place][:1], alone[place]):
             raise check.violation(
                 f"the {name} of the first of {BATCH} rows differs from that of the same row alone",
                 "Normalise within a row, not over the batch, and never reshape rows into each other",
@@ -271,9 +264,8 @@ def _same(one: Tensor, other: Tensor) -> bool:
 
 
 def _check_gradients(check: _ModelCheck) -> None:
-    log_prob = check.call("evaluate_actions", check.observations(), check.action, gradients=True)[0]
-    value = check.call("get_value", check.observations(), gradients=True)
-    for name, tensor in (("the log_prob of evaluate_actions", log_prob), ("what get_value returned", value)):
+    evaluated = check.evaluate(check.action, gradients=True)
+    for name, tensor in ((_EVALUATED[place], evaluated[place]) for place in (0, 2)):
         reached = []
         if tensor.requires_grad:
             gradients = torch.autograd.grad(tensor.sum(), check.trained, allow_unused=True)
@@ -313,7 +305,7 @@ def _check_causal_chunks(check: _ModelCheck) -> None:
         return
     other = check.action.clone()
     other[:, -1] += 0.5
-    one, two = (check.call("evaluate_actions", check.observations(), a)[0] for a in (check.action, other))
+    one, two = (check.evaluate(action)[0] for action in (check.action, other))
     if not _close(one[:, :-1], two[:, :-1]):
         raise check.violation(
             "the log_prob of an action depends on a later one of its chunk",
@@ -336,12 +328,8 @@ def _check_shortcuts(check: _ModelCheck) -> None:
 def _check_agreement(check: _ModelCheck, method: str, result: Any, action: Tensor) -> None:
     if not (isinstance(result, tuple) and len(result) == 3):
         raise check.violation(f"{method} returned something else", "Return (log_prob, entropy, value)")
-    observations = check.observations()
-    wanted = (*check.call("evaluate_actions", observations, action), check.call("get_value", observations))
-    for name, one, two in zip(("log_prob", "entropy", "value"), result, wanted, strict=True):
-        if one is None:
-            continue
-        if not _close(one, two):
+    for name, one, two in zip(("log_prob", "entropy", "value"), result, check.evaluate(action), strict=True):
+        if one is not None and not _close(one, two):
             raise check.violation(
                 f"the {name} of {method} is not that of evaluate_actions and get_value",
                 f"Compute both alike, or leave {method} out",

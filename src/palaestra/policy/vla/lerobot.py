@@ -37,6 +37,13 @@ IMAGE = "observation.image"
 TOKENS, TOKENS_MASK = "observation.language.tokens", "observation.language.attention_mask"
 HEADS = {"act": "model.action_head", "smolvla": "model.action_out_proj", "pi0": "model.action_out_proj"}
 """The last layer of each known policy; its input is also the input of the value head."""
+USUAL_INPUTS = {
+    **dict.fromkeys(("proprio", "state"), (STATE,)),
+    **dict.fromkeys(("environment_state", "object_state"), (ENVIRONMENT,)),
+    "observation": (STATE, ENVIRONMENT),  # no keys: the observation is the state, which some policies read twice
+    "language": (TOKENS,),
+}
+"""LeRobot's inputs by the usual keys of environments."""
 BOUNDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
 
 
@@ -330,7 +337,7 @@ def _match_keys(
     if given is None:
         matched = {f"{IMAGE}s.{key.replace('/', '.')}": key for key in images}
         for key in observation:
-            matched |= {name: key for name in _usual_names(key.rpartition("/")[2])}
+            matched |= dict.fromkeys(USUAL_INPUTS.get(key.rpartition("/")[2], ()), key)
         theirs = [name for name in wanted or {} if name.startswith(IMAGE)]
         if len(theirs) == len(images) == 1:
             matched = {name: key for name, key in matched.items() if key != images[0]} | {theirs[0]: images[0]}
@@ -348,13 +355,3 @@ def _match_keys(
         example = f"{{{first}: {fitting[0]}}}; the environment shows {', '.join(observation)}"
         raise ConfigError(f"{PLACE}.keys", dict(given), reason, f"Say where it comes from, e.g. {example}")
     return dict(given)
-
-
-def _usual_names(key: str) -> tuple[str, ...]:
-    if key in ("proprio", "state"):
-        return (STATE,)
-    if key in ("environment_state", "object_state"):
-        return (ENVIRONMENT,)
-    if key == "observation":  # no keys: the observation is the state, which some policies read twice
-        return (STATE, ENVIRONMENT)
-    return (TOKENS,) if key == "language" else ()

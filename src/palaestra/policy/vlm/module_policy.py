@@ -51,10 +51,10 @@ class ModulePolicy:
     exact_gradients = False
     """A module may have dropout."""
 
-    def __init__(self, module: nn.Module, *, codec: str | None = None, factor: int = 28) -> None:
-        """`codec` is the action grammar, by default that of Qwen2.5-VL; sizes of pictures are multiples of `factor`."""
+    def __init__(self, module: nn.Module, *, codec: str | None = None) -> None:
+        """`codec` is the action grammar, by default that of Qwen2.5-VL; sizes of pictures are multiples of 28."""
         self.module, self._acting = module, copy.deepcopy(module).eval()
-        self.grammar: ActionGrammar = build_grammar(codec or "qwen2.5-vl", factor=factor)
+        self.grammar: ActionGrammar = build_grammar(codec or "qwen2.5-vl", factor=28)
         self._reference: nn.Module | None = None
         self._past: nn.Module | None = None
         self._sampling_lock = threading.Lock()

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from palaestra.errors import CheckpointError
 from palaestra.policy.fingerprint import weights_fingerprint
 from palaestra.policy.vlm.lora import in_vision_tower
 from palaestra.policy.vlm.picture import LRUCache, Picture, PicturePreprocessor
-from palaestra.policy.vlm.prompt import Prompt
+from palaestra.policy.vlm.prompt import Ints, Prompt
 from palaestra.policy.weight_sync import copy_weights
 
 ImageFeatures = tuple[Tensor, ...]
@@ -187,7 +188,7 @@ class Network:
         return SimpleNamespace(pooler_output=columns[0], deepstack_features=columns[1:])
 
     def _pixels(self, pictures: Sequence[Picture]) -> Tensor:
-        return torch.cat([self.preprocessor.patches(picture).pixels for picture in pictures]).to(self.device)
+        return torch.cat([self.preprocessor.patches(picture) for picture in pictures]).to(self.device)
 
     def _grid(self, pictures: Sequence[Picture]) -> Tensor:
         step = self.preprocessor.patch
@@ -238,19 +239,22 @@ def deduplicate_prompts(prompts: Sequence[Prompt]) -> tuple[list[Prompt], list[i
     return unique, places
 
 
+def pad_tokens(
+    sequences: Sequence[Ints], padding: int, device: torch.device, *, side: str = "right"
+) -> tuple[Tensor, Tensor]:
+    """Token ids [B, T], and a mask that is 1 where there is a token."""
+    rows = [torch.from_numpy(row.astype(np.int64)) for row in sequences]
+    ids = pad_sequence(rows, batch_first=True, padding_value=padding, padding_side=side)
+    mask = pad_sequence([torch.ones_like(row) for row in rows], batch_first=True, padding_side=side)
+    return ids.to(device), mask.to(device)
+
+
 def run_prompts(network: Network, prompts: Sequence[Prompt], padding: int) -> PromptCache:
     """Run the distinct prompts in one forward pass."""
     from transformers import DynamicCache
 
     unique, places = deduplicate_prompts(prompts)
-    length = max(len(prompt.ids) for prompt in unique)
-    ids = torch.full((len(unique), length), padding)
-    mask = torch.zeros(len(unique), length, dtype=torch.long)
-    for row, prompt in enumerate(unique):
-        own = torch.from_numpy(prompt.ids.astype(np.int64))
-        ids[row, length - len(own) :] = own
-        mask[row, length - len(own) :] = 1
-    ids, mask = ids.to(network.device), mask.to(network.device)
+    ids, mask = pad_tokens([prompt.ids for prompt in unique], padding, network.device, side="left")
     pictures = [picture for prompt in unique for picture in prompt.pictures]
     positions, following = network.positions(ids, mask, pictures)
     cache = DynamicCache(config=network.model.config.get_text_config())

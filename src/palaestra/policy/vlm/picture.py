@@ -26,7 +26,6 @@ class LRUCache(Generic[V]):
 
     def __init__(self, capacity_bytes: int) -> None:
         self.capacity_bytes, self.used_bytes = capacity_bytes, 0
-        self.hits = self.misses = 0
         self._entries: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -35,9 +34,7 @@ class LRUCache(Generic[V]):
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
-                self.misses += 1
                 return None
-            self.hits += 1
             self._entries.move_to_end(key)
             return entry[0]
 
@@ -79,23 +76,13 @@ class Picture:
         return self.sha256, self.size
 
 
-@dataclass(frozen=True)
-class Patches:
-    """A picture as the vision tower's input."""
-
-    pixels: Tensor
-    """[patches, channels x time x patch x patch]."""
-    grid: tuple[int, int, int]
-    """Time, rows and columns of patches."""
-
-
 class PicturePreprocessor:
     """Cuts pictures into patches, and caches the result."""
 
     def __init__(self, image_processor: Any, *, memory_bytes: int) -> None:
         self.image_processor = image_processor
         self.patch, self.merge = int(image_processor.patch_size), int(image_processor.merge_size)
-        self.cache: LRUCache[Patches] = LRUCache(memory_bytes)
+        self.cache: LRUCache[Tensor] = LRUCache(memory_bytes)
 
     @property
     def factor(self) -> int:
@@ -110,15 +97,15 @@ class PicturePreprocessor:
             raise ConfigError("picture size", f"{width}x{height}", reason, f"Decide sizes with factor {self.factor}")
         return (width // self.factor) * (height // self.factor)
 
-    def patches(self, picture: Picture) -> Patches:
-        """Resize the picture and cut it into patches."""
+    def patches(self, picture: Picture) -> Tensor:
+        """Resize the picture and cut it into patches: [patches, channels x time x patch x patch]."""
         patches = self.cache.get(picture.key)
         if patches is None:
             patches = self._cut_patches(picture)
-            self.cache.put(picture.key, patches, patches.pixels.nbytes)
+            self.cache.put(picture.key, patches, patches.nbytes)
         return patches
 
-    def _cut_patches(self, picture: Picture) -> Patches:
+    def _cut_patches(self, picture: Picture) -> Tensor:
         from PIL import Image, UnidentifiedImageError
 
         self.count_tokens(picture.size)
@@ -129,6 +116,5 @@ class PicturePreprocessor:
             raise ExperienceError(f"picture {picture.sha256[:12]} cannot be read ({error}).") from None
         if image.size != picture.size:
             image = image.resize(picture.size, Image.Resampling.BICUBIC)
-        inputs = self.image_processor(images=[image], do_resize=False, return_tensors="pt")
-        time, rows, columns = (int(n) for n in inputs["image_grid_thw"][0])
-        return Patches(inputs["pixel_values"], (time, rows, columns))
+        pixels: Tensor = self.image_processor(images=[image], do_resize=False, return_tensors="pt")["pixel_values"]
+        return pixels

@@ -171,19 +171,12 @@ class VLMPolicy:
         return text
 
     def log_probs(
-        self,
-        turns: Sequence[TurnInput],
-        *,
-        with_values: bool = False,
-        with_entropy: bool = False,
-        grad: bool = True,
-        batch_size: int | None = None,
+        self, turns: Sequence[TurnInput], *, with_values: bool = False, with_entropy: bool = False, grad: bool = True
     ) -> TokenLogProbs:
-        """Log-probabilities of the turns' tokens under the trainable weights, `batch_size` turns per forward pass."""
+        """Log-probabilities of the turns' tokens under the trainable weights, in one batch."""
         self.learner.set_dropout(grad and self.config.lora_dropout > 0)
-        options = {"with_values": with_values, "with_entropy": with_entropy}
         with nullcontext() if grad else torch.no_grad():
-            return score(self.learner, turns, self.rules, **options, batch_size=batch_size)
+            return score(self.learner, turns, self.rules, with_values=with_values, with_entropy=with_entropy)
 
     def reference_log_probs(self, turns: Sequence[TurnInput]) -> Tensor:
         """`[B, G]` under the weights from before training, without gradient."""

@@ -8,10 +8,8 @@ logits of a whole prompt over a vocabulary of 150,000 would take gigabytes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
@@ -21,11 +19,10 @@ from palaestra.errors import ExperienceError
 from palaestra.experience.trajectory import Turn
 from palaestra.experience.turn_scoring import TokenLogProbs, TurnInput
 from palaestra.policy.vlm.generation import Completion, TokenRules
-from palaestra.policy.vlm.network import Network, deduplicate_prompts, run_prompts
+from palaestra.policy.vlm.network import Network, deduplicate_prompts, pad_tokens, run_prompts
 from palaestra.policy.vlm.picture import Picture
-from palaestra.policy.vlm.prompt import Prompt
+from palaestra.policy.vlm.prompt import Ints, Prompt
 
-Ints = npt.NDArray[np.int32]
 CHUNK_NUMBERS = 2**26
 """Logits computed at a time: 256 MB of float32."""
 
@@ -53,40 +50,10 @@ def score(
     *,
     with_values: bool = False,
     with_entropy: bool = False,
-    batch_size: int | None = None,
 ) -> TokenLogProbs:
-    """Log-probabilities of the turns' tokens, with `batch_size` turns per forward pass."""
+    """Log-probabilities of the turns' tokens, in one batch."""
     if not turns:
         raise ValueError("no turns to score")
-    size = len(turns) if batch_size is None else batch_size
-    passes = [
-        _score_pass(network, turns[start : start + size], rules, with_values, with_entropy)
-        for start in range(0, len(turns), size)
-    ]
-    lengths = [len(one.turn.token_ids) for one in turns]
-
-    def pad(parts: list[Tensor]) -> Tensor:
-        return pad_sequence(list(torch.split(torch.cat(parts), lengths)), batch_first=True)
-
-    return TokenLogProbs(
-        log_probs=pad([part.log_probs for part in passes]),
-        mask=torch.arange(max(lengths), device=network.device) < torch.tensor(lengths, device=network.device)[:, None],
-        entropy=pad([part.entropy for part in passes if part.entropy is not None]) if with_entropy else None,
-        values=torch.cat([part.values for part in passes if part.values is not None]) if with_values else None,
-    )
-
-
-class _Pass(NamedTuple):
-    """The results of one forward pass, with the tokens of all turns concatenated."""
-
-    log_probs: Tensor
-    entropy: Tensor | None
-    values: Tensor | None
-
-
-def _score_pass(
-    network: Network, turns: Sequence[TurnInput], rules: TokenRules, with_values: bool, with_entropy: bool
-) -> _Pass:
     prompts = [_prompt_of(one) for one in turns]
     _check_turns(network, turns, prompts)
     replies = [one.turn.token_ids for one in turns]
@@ -99,7 +66,16 @@ def _score_pass(
     temperature = torch.tensor([one.temperature for one in turns], device=network.device)
     temperature = temperature.repeat_interleave(lengths).unsqueeze(-1)
     log_probs, entropies = _score_tokens(network, hidden, targets, temperature, rules, with_entropy)
-    return _Pass(log_probs, entropies, network.value(last_prompt_hidden) if with_values else None)
+
+    def pad(tokens: Tensor) -> Tensor:
+        return pad_sequence(list(torch.split(tokens, lengths.tolist())), batch_first=True)
+
+    return TokenLogProbs(
+        log_probs=pad(log_probs),
+        mask=torch.arange(int(lengths.max()), device=network.device) < lengths[:, None],
+        entropy=None if entropies is None else pad(entropies),
+        values=network.value(last_prompt_hidden) if with_values else None,
+    )
 
 
 def _prompt_of(one: TurnInput) -> Prompt:
@@ -138,7 +114,7 @@ def _run_shared_prompts(
     """
     prefix = run_prompts(network, prompts, rules.padding)
     # The last token predicts nothing that is asked for.
-    ids, mask = _pad([reply[:-1] for reply in replies], rules.padding, network.device)
+    ids, mask = pad_tokens([reply[:-1] for reply in replies], rules.padding, network.device)
     hidden = prefix.last_hidden.unsqueeze(1)
     if ids.shape[1]:
         mask = torch.cat([prefix.mask, mask], -1)
@@ -152,21 +128,12 @@ def _run_whole_turns(
 ) -> tuple[Tensor, Tensor]:
     """Run every prompt with its reply; returns the same as `_run_shared_prompts`."""
     turns = [np.concatenate([prompt.ids, reply])[:-1] for prompt, reply in zip(prompts, replies, strict=True)]
-    ids, mask = _pad(turns, rules.padding, network.device)
+    ids, mask = pad_tokens(turns, rules.padding, network.device)
     pictures = [picture for prompt in prompts for picture in prompt.pictures]
     positions, _ = network.positions(ids, mask, pictures)
     hidden = network.hidden_states(ids, mask, positions, pictures=pictures)
     last = [len(prompt.ids) - 1 for prompt in prompts]
     return _select_predicting(hidden, replies, last), hidden[torch.arange(len(replies)), torch.tensor(last)]
-
-
-def _pad(sequences: Sequence[Ints], padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    ids = torch.full((len(sequences), max(len(row) for row in sequences)), padding)
-    mask = torch.zeros_like(ids)
-    for index, row in enumerate(sequences):
-        ids[index, : len(row)] = torch.from_numpy(row.astype(np.int64))
-        mask[index, : len(row)] = 1
-    return ids.to(device), mask.to(device)
 
 
 def _select_predicting(hidden: Tensor, replies: Sequence[Ints], starts: Sequence[int]) -> Tensor:

@@ -26,7 +26,7 @@ from palaestra.runs.checkpoints.import_checkpoint import Provenance, copy_out_of
 from palaestra.runs.checkpoints.signature import find_incompatibilities
 from palaestra.runs.process.eval_process import eval_command, last_error, run_eval
 from palaestra.runs.record import CheckpointRecord
-from palaestra.runs.wire import API_SCHEMA, JsonObject
+from palaestra.runs.wire import API_SCHEMA, JsonObject, from_json
 
 _PLACE = "checkpoint"
 _WARM_UP_TIMEOUT_S = 300.0
@@ -62,7 +62,7 @@ def deploy(
 ) -> Deployment:
     """Deploy a checkpoint. Raises `CheckpointError` when a check fails; the current deployment then stays."""
     if record.format != "palaestra":
-        remedy = "Only checkpoints of palaestra can be played here; use its own trainer"
+        remedy = "Only checkpoints of palaestra can be deployed; load this one into a play instead"
         raise CheckpointError(_PLACE, record.checkpoint_id, f"is of the format {record.format}", remedy)
     verdict = verify(record, clock)
     if not verdict.fits:
@@ -191,6 +191,6 @@ def _parse_deployment(data: JsonObject | None) -> Deployment | None:
     if data is None or data.get("schema") != 1:
         return None
     try:
-        return Deployment(**{**{k: v for k, v in data.items() if k != "schema"}, "command": tuple(data["command"])})
-    except (TypeError, KeyError):
+        return from_json(Deployment, data)
+    except TypeError:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import logging
 import os
 import re
@@ -25,6 +26,7 @@ from palaestra.files.checkpoint import MANIFEST, FileDigest, digest_file, manife
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.files import CheckpointStep, PalaestraCheckpoint, digest_path, summarize_returns, verify
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS, scan
+from palaestra.runs.checkpoints.sb3_zip import Sb3Zip, find_statistics, strip_objects
 from palaestra.runs.checkpoints.signature import normalize_signature
 from palaestra.runs.record import MAX_INTEGER, CheckpointRecord, fit_checkpoint
 from palaestra.runs.spec import find_text_fault
@@ -70,8 +72,8 @@ def import_checkpoint(
 ) -> CheckpointRecord:
     """Copy a checkpoint into the state directory. Raises `CheckpointError` when it is refused.
 
-    `trusted` allows a configuration that names code. If the same bytes were imported before, only their record is
-    updated with the new provenance.
+    `trusted` allows a configuration that names code, and keeps the objects in a Stable-Baselines3 zip. If the same
+    bytes were imported before, only their record is updated with the new provenance.
     """
     provenance = (provenance or Provenance()).validate()
     directory = home.checkpoints
@@ -87,12 +89,18 @@ def import_checkpoint(
             form = _require_safe(copy, str(source))
         own = PalaestraCheckpoint.read(copy)
         step = _find_step(copy, own, provenance)
+        facts = provenance
         if form == "sb3_zip":
-            copy, form = _extract_sb3_weights(copy), "torch_zip"
+            agent_id = _read_sb3_zip(copy, str(source), strip=not trusted)
+            facts = replace(provenance, agent_id=provenance.agent_id or agent_id)
+            statistics = find_statistics(source)
+            if statistics is not None:
+                # A pickle that is read only after the user has agreed to it.
+                _copy(statistics, unfinished / statistics.name)
         if own is not None and own.addresses and not trusted:
             reason = f"evaluating it would import {own.addresses[0]}, which its configuration names"
             raise CheckpointError(_PLACE, str(source), reason, "Import it with --trust if you know that code")
-        record = _build_record(copy, digest_path(copy), form, own, provenance, step, clock())
+        record = _build_record(copy, digest_path(copy), form, own, facts, step, clock())
         existing = _update_existing(directory, record, provenance)
         return existing or _move_into_place(directory, unfinished, copy, record)
     except OSError as error:
@@ -234,13 +242,30 @@ def _require_safe(copy: Path, source: str) -> str:
     return report.format
 
 
-def _extract_sb3_weights(copy: Path) -> Path:
-    """Extract the weights from a Stable-Baselines3 zip; its other members are pickled objects."""
-    weights = copy.with_name(f"{copy.stem}.{SB3_WEIGHTS}")
-    with zipfile.ZipFile(copy) as archive, archive.open(SB3_WEIGHTS) as reading, open(weights, "xb") as writing:
-        shutil.copyfileobj(reading, writing, 1 << 20)
-    copy.unlink()
-    return weights
+def _read_sb3_zip(copy: Path, source: str, *, strip: bool) -> str:
+    """Return the agent id of a Stable-Baselines3 zip; `strip` replaces it by one with only weights and plain JSON."""
+    try:
+        described = Sb3Zip(str(copy))
+    except ValueError as error:
+        raise CheckpointError(_PLACE, source, str(error), "Use another checkpoint") from None
+    if strip:
+        _strip_objects(copy, described)
+    return f"sb3/{described.algorithm}" if described.algorithm else ""
+
+
+def _strip_objects(copy: Path, described: Sb3Zip) -> None:
+    stripped, part = copy.with_name(".stripped"), copy.with_name(".part")
+    with zipfile.ZipFile(copy) as archive, zipfile.ZipFile(stripped, "x") as target:
+        # A fixed date, so that the same zip gives the same bytes each time.
+        target.writestr(zipfile.ZipInfo("data"), json.dumps(strip_objects(described.data)))
+        for name in sorted(archive.namelist()):
+            if name.endswith(".pth"):
+                with archive.open(name) as reading, open(part, "wb") as writing:
+                    shutil.copyfileobj(reading, writing, 1 << 20)
+                if name == SB3_WEIGHTS or scan(part).safe:
+                    target.writestr(zipfile.ZipInfo(name), part.read_bytes())
+    part.unlink()
+    os.replace(stripped, copy)
 
 
 def _find_step(copy: Path, own: PalaestraCheckpoint | None, provenance: Provenance) -> CheckpointStep:

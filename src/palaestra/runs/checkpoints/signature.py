@@ -41,7 +41,7 @@ def find_incompatibilities(policy: JsonObject, environment: JsonObject) -> list[
     trained, target = normalize_signature(policy), normalize_signature(environment)
     reasons = _compare_ids(trained, target)
     for key, name in (("observation_space", "observations"), ("action_space", "actions")):
-        if key in trained and key in target and trained[key] != target[key]:
+        if key in trained and key in target and not _is_same_space(trained[key], target[key]):
             reasons.append(
                 f"its {name} are {_describe_space(trained[key])}, there they are {_describe_space(target[key])}"
             )
@@ -72,6 +72,21 @@ def _compare_ids(trained: JsonObject, target: JsonObject) -> list[str]:
     if first and second and first["name"] == second["name"]:
         return [f"it was trained in version {first['version']} of {first['name']}, this is version {second['version']}"]
     return [f"it was trained in {a}, this is {b}"]
+
+
+def _is_same_space(first: JsonObject, second: JsonObject) -> bool:
+    """Compare normalised spaces; bounds that one of them leaves out are not compared."""
+    if first["type"] != second["type"]:
+        return False
+    if first["type"] == "Box":
+        unknown = {side for side in ("low", "high") if first[side] is None or second[side] is None}
+        return all(first[key] == second[key] for key in first.keys() - unknown)
+    parts, others = first.get("spaces"), second.get("spaces")
+    if isinstance(parts, dict) and isinstance(others, dict):
+        return parts.keys() == others.keys() and all(_is_same_space(parts[key], others[key]) for key in parts)
+    if isinstance(parts, list) and isinstance(others, list):
+        return len(parts) == len(others) and all(map(_is_same_space, parts, others))
+    return first == second
 
 
 def _normalize_space(space: JsonObject) -> JsonObject:
@@ -118,7 +133,8 @@ def _describe_space(space: JsonObject) -> str:
     kind = space["type"]
     if kind == "Box":
         shape = "×".join(str(size) for size in space["shape"])
-        return f"{shape} {space['dtype']} from {space['low']} to {space['high']}"
+        bounds = "" if space["low"] is None else f" from {space['low']} to {space['high']}"
+        return f"{shape} {space['dtype']}{bounds}"
     if kind == "Discrete":
         return f"{space['n']} choices"
     details = space.get("nvec") or space.get("shape") or space.get("repr")

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from palaestra.runs.client.catalogue_requests import CatalogueRequests
 from palaestra.runs.client.checkpoint_requests import CheckpointRequests
 from palaestra.runs.client.file_requests import FileRequests
 from palaestra.runs.client.metric_requests import MetricRequests
 from palaestra.runs.client.requests import SLOW_TIMEOUT_S, quote, quote_path
 from palaestra.runs.client.run_requests import RunRequests
 from palaestra.runs.play.state import EpisodeRecord, EpisodeStep, PlayRecord
-from palaestra.runs.runner import RunnerCapabilities
-from palaestra.runs.wire import JsonObject, from_json
+from palaestra.runs.wire import from_json
 
 if TYPE_CHECKING:
     from palaestra.runs.client.play import PlayConnection
@@ -29,17 +29,8 @@ if TYPE_CHECKING:
     from palaestra.runs.presets import Preset
 
 
-class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileRequests):
+class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileRequests, CatalogueRequests):
     """The run service of a state directory, or the one at a URL."""
-
-    def runners(self) -> dict[str, RunnerCapabilities]:
-        """The runners by name."""
-        runners = self.request("GET", "/runners")
-        return {name: from_json(RunnerCapabilities, capabilities) for name, capabilities in runners.items()}
-
-    def runner_schema(self, name: str, script: str | None = None) -> JsonObject:
-        """JSON Schema of a runner's own keys; for some runners it depends on the script."""
-        return dict(self.request("GET", f"/runners/{quote(name)}/schema", script=script))
 
     def machine(self) -> MachineUsage:
         """Usage of the service's machine, its queue, and the service itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 from types import TracebackType
 from typing import NamedTuple
 
@@ -11,7 +12,14 @@ from websockets.sync.client import connect
 
 from palaestra.errors import ServiceUnreachable, UnknownRun
 from palaestra.runs.client.connect import Endpoint
-from palaestra.runs.play.protocol import MAX_HEADER_BYTES, MAX_PAYLOAD_BYTES, Control, encode_control, unpack
+from palaestra.runs.play.protocol import (
+    MAX_HEADER_BYTES,
+    MAX_PAYLOAD_BYTES,
+    NO_SUCH_PLAY,
+    Control,
+    encode_control,
+    unpack,
+)
 from palaestra.runs.play.state import Report, read_report
 
 _OPEN_TIMEOUT_S = 10.0
@@ -29,20 +37,22 @@ class PlayConnection:
 
     def __init__(self, endpoint: Endpoint, play_id: str) -> None:
         url = endpoint.url.replace("http", "ws", 1) + f"/play/{play_id}"
+        self._play_id, self._stack = play_id, ExitStack()
         try:
-            self._connection = connect(
-                url,
-                additional_headers={"Authorization": f"Bearer {endpoint.token}"},
-                compression=None,
-                open_timeout=_OPEN_TIMEOUT_S,
-                max_size=MAX_HEADER_BYTES + MAX_PAYLOAD_BYTES,
-                # A proxy of the environment must not see the token.
-                proxy=None,
+            self._connection = self._stack.enter_context(
+                connect(
+                    url,
+                    additional_headers={"Authorization": f"Bearer {endpoint.token}"},
+                    compression=None,
+                    open_timeout=_OPEN_TIMEOUT_S,
+                    max_size=MAX_HEADER_BYTES + MAX_PAYLOAD_BYTES,
+                    # A proxy of the environment must not see the token.
+                    proxy=None,
+                )
             )
         except InvalidStatus as error:
-            if error.response.status_code == 404:
-                raise UnknownRun("play", play_id, "no such play", "GET /play lists them") from None
-            raise ServiceUnreachable(f"{url}: the service answered {error.response.status_code}") from None
+            text = f"{endpoint.url} answers {error.response.status_code}: it does not accept the token"
+            raise ServiceUnreachable(text) from None
         except (OSError, InvalidHandshake, TimeoutError) as error:
             raise ServiceUnreachable(f"{endpoint.url} does not answer ({error})") from None
 
@@ -59,7 +69,9 @@ class PlayConnection:
             try:
                 data = self._connection.recv()
             except ConnectionClosed as error:
-                if (error.rcvd is not None and error.rcvd.code == 1000) or error.sent is not None:
+                if error.rcvd is not None and error.rcvd.code == NO_SUCH_PLAY:
+                    raise UnknownRun("play", self._play_id, "no such play", "GET /play lists them") from None
+                if (error.rcvd is not None and error.rcvd.code == 1000) or (error.sent is not None and not error.rcvd):
                     return
                 raise ServiceUnreachable(f"the connection to the play broke ({error})") from None
             except OSError as error:
@@ -72,7 +84,7 @@ class PlayConnection:
 
     def close(self) -> None:
         """Close the connection."""
-        self._connection.close()
+        self._stack.close()
 
     def __enter__(self) -> PlayConnection:
         return self

@@ -13,19 +13,22 @@ from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
 from palaestra.runs.checkpoints.files import PalaestraCheckpoint, detect_format, digest_path, verify
+from palaestra.runs.checkpoints.pickle_scan import scan
 from palaestra.runs.checkpoints.signature import find_incompatibilities
 from palaestra.runs.play.plays import PolicyLaunch
 from palaestra.runs.play.protocol import LoadPolicy
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import PolicyStatus
 from palaestra.runs.record import CheckpointRecord
-from palaestra.runs.runner import Machine, PlayableRunner, PolicyRequest, Runner
+from palaestra.runs.runner import Machine, PlayableRunner, PolicyPlan, PolicyRequest, Runner
 from palaestra.runs.spec import RunSpec
 
 RANDOM = "random"
 """Name of the policy that acts at random."""
 _RUNNER_OF_FORMAT = {"palaestra": "palaestra", "sb3_zip": "sb3", "torch_zip": "cleanrl"}
 """Runners of imported checkpoints whose agent does not name one."""
+_SCANNED_FORMATS = ("sb3_zip", "torch_zip")
+"""Formats with a pickle of weights, which is checked before a process reads it."""
 
 
 class PolicyPlanner:
@@ -49,16 +52,12 @@ class PolicyPlanner:
             )
         playable: PlayableRunner = runner  # type: ignore[assignment]  # its capabilities say so
         machine = Machine(environment=dict(os.environ), free_disk_bytes=0)
-        source = await asyncio.to_thread(self._policy_request, record, request.deterministic)
+        source = await asyncio.to_thread(self._policy_request, record, request.deterministic, play)
         plan = await asyncio.to_thread(playable.plan_policy, source, machine)
         status = PolicyStatus(
             state="loading", name=_describe(record), checkpoint=record.checkpoint_id, agent_id=record.agent_id
         )
-        if plan.foreign_code and request.consent != plan.digest():
-            text = f"Loading it executes code that is not part of palaestra: {plan.foreign_code}"
-            return PolicyLaunch(status=replace(status, state="needs_consent", text=text, digest=plan.digest()))
-        command = {"argv": list(plan.argv), "environment": dict(plan.environment), "cwd": plan.cwd}
-        return PolicyLaunch(status=status, command=command)
+        return _launch_policy(plan, request.consent, status)
 
     def _find(self, name: str, play: PlaySpec) -> CheckpointRecord:
         path = play.invoked_from / Path(name).expanduser()
@@ -83,14 +82,37 @@ class PolicyPlanner:
             created=path.stat().st_mtime,
         )
 
-    def _policy_request(self, record: CheckpointRecord, deterministic: bool) -> PolicyRequest:
+    def _policy_request(self, record: CheckpointRecord, deterministic: bool, play: PlaySpec) -> PolicyRequest:
         spec, command = None, {}
         if record.run_id:
             run = self._home.run(record.run_id)
             stored = read_json(run.spec)
             spec = None if stored is None else RunSpec.model_validate(stored)
             command = read_json(run.attempt(record.attempt).command) or {}
-        return PolicyRequest(checkpoint=record, spec=spec, command=command, deterministic=deterministic)
+        return PolicyRequest(
+            checkpoint=record,
+            spec=spec,
+            command=command,
+            deterministic=deterministic,
+            env_id=play.env_id or "",
+            parameters=play.parameters,
+            unsafe=scan(Path(record.path)).reason if record.format in _SCANNED_FORMATS else "",
+        )
+
+
+def _launch_policy(plan: PolicyPlan, consent: str, status: PolicyStatus) -> PolicyLaunch:
+    """The launch of a plan, or of its alternative, if the user agreed to the foreign code in it."""
+    extended = plan.alternative
+    if extended is not None and consent == extended.digest():
+        plan = extended
+    elif extended is not None:
+        note = f"It acts as in training if you agree to execute {extended.foreign_code}."
+        status = replace(status, notes=(note,), digest=extended.digest())
+    if plan.foreign_code and consent != plan.digest():
+        text = f"Loading it executes code that is not part of palaestra: {plan.foreign_code}"
+        return PolicyLaunch(status=replace(status, state="needs_consent", text=text, digest=plan.digest()))
+    command = {"argv": list(plan.argv), "environment": dict(plan.environment), "cwd": plan.cwd}
+    return PolicyLaunch(status=status, command=command)
 
 
 def _check(record: CheckpointRecord, play: PlaySpec) -> None:
@@ -107,7 +129,8 @@ def _check(record: CheckpointRecord, play: PlaySpec) -> None:
 
 
 def _runner_name(record: CheckpointRecord) -> str:
-    return record.agent_id.partition("/")[0] or _RUNNER_OF_FORMAT.get(record.format, "palaestra")
+    runner, slash, _ = record.agent_id.partition("/")
+    return runner if slash else _RUNNER_OF_FORMAT.get(record.format, record.agent_id or "palaestra")
 
 
 def _describe(record: CheckpointRecord) -> str:

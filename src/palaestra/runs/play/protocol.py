@@ -23,6 +23,9 @@ MAX_PAYLOAD_BYTES = 1 << 28
 MAX_CONTROL_BYTES = 1 << 16
 """Longest message of a client."""
 
+NO_SUCH_PLAY = 4404
+"""Code with which the service closes a WebSocket to a play that it does not know."""
+
 Mode: TypeAlias = Literal["human", "hybrid", "agent"]
 Actor: TypeAlias = Literal["human", "agent"]
 MODES: tuple[str, ...] = get_args(Mode)

@@ -16,14 +16,14 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypedDict, Unpack
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
-from palaestra.runs.runner import AttemptPaths, Finding, Machine
+from palaestra.runs.runner import AttemptPaths, Finding, Machine, PolicyRequest
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject, from_json
 
@@ -60,6 +60,10 @@ class ProbeRequest(TypedDict, total=False):
     """Address of a class whose parameters are returned."""
     wrappers: tuple[str, ...]
     """Names that `gymnasium.wrappers` may lack."""
+    registry: bool
+    """Whether to list the registered environments."""
+    parameters_of: str
+    """Id or address of an environment whose parameters are returned."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +88,20 @@ class ProbedParameter:
     required: bool
     kind: str
     """Its annotation as text."""
+    opaque: bool = False
+    """Whether it has a default that JSON cannot represent."""
+    description: str = ""
+
+
+@dataclass(frozen=True)
+class RegisteredEnvironment:
+    """An environment in the registry of Gymnasium."""
+
+    env_id: str
+    entry_point: str
+    max_episode_steps: int | None
+    missing: str
+    """The module that it needs and that is not installed; empty when nothing is missing."""
 
 
 @dataclass(frozen=True)
@@ -101,9 +119,11 @@ class Probe:
     missing_wrappers: tuple[str, ...] = ()
     """Requested names that `gymnasium.wrappers` does not have."""
     arguments: Mapping[str, ProbedParameter] | None = None
-    """Parameters of the requested class by name; None without a request, and if it cannot be imported."""
+    """Parameters of the requested class or environment by name; None without a request, and if it cannot be found."""
+    registry: tuple[RegisteredEnvironment, ...] | None = None
+    """The registered environments; None without a request, and if Gymnasium is not installed."""
     import_error: str = ""
-    """Why the requested class cannot be imported."""
+    """Why the requested class, environment or registry cannot be read."""
 
     @property
     def env_signature(self) -> JsonObject:
@@ -134,38 +154,56 @@ def choose_python(spec: RunSpec, checkout: Path | None = None) -> Interpreter:
     return Interpreter(sys.executable, "the run service's own")
 
 
-def _find_interpreter(given: str, invoked_from: Path) -> str:
-    if not given.strip():
+def choose_policy_python(request: PolicyRequest, checkout: Path | None = None) -> Interpreter:
+    """The interpreter that trained a checkpoint if it still exists, else that of a new run with the same spec."""
+    argv = request.command.get("argv")
+    if isinstance(argv, list) and argv and isinstance(argv[0], str) and os.access(argv[0], os.X_OK):
+        return Interpreter(argv[0], "the one it was trained with")
+    return choose_python(request.spec or RunSpec(), checkout)
+
+
+def _find_interpreter(python: str, invoked_from: Path) -> str:
+    if not python.strip():
         remedy = "Leave it out, or give an interpreter or a virtualenv"
-        raise ConfigError("python", given, "names no interpreter", remedy)
-    path = Path(given).expanduser()
+        raise ConfigError("python", python, "names no interpreter", remedy)
+    path = Path(python).expanduser()
     if path.parent == Path(".") and not (invoked_from / path).exists():
-        program = shutil.which(given)
+        program = shutil.which(python)
         if program is None:
-            raise ConfigError("python", given, "no such program", "Give the path of an interpreter or a virtualenv")
+            raise ConfigError("python", python, "no such program", "Give the path of an interpreter or a virtualenv")
         return program
     # Not resolved: the location of the link, not its target, identifies a virtual environment.
     path = Path(os.path.normpath(invoked_from / path))
     if path.is_dir():
         path = path / "bin" / "python"
     if not path.is_file() or not os.access(path, os.X_OK):
-        raise ConfigError("python", given, f"{path} is not a program", "Give an interpreter or a virtualenv directory")
+        raise ConfigError("python", python, f"{path} is not a program", "Give an interpreter or a virtualenv directory")
     return str(path)
 
 
 def probe(
-    interpreter: Interpreter, machine: Machine, *, pythonpath: tuple[str, ...] = (), **request: Unpack[ProbeRequest]
+    interpreter: Interpreter,
+    machine: Machine,
+    *,
+    pythonpath: tuple[str, ...] = (),
+    max_age_s: float = CACHE_S,
+    refresh: bool = False,
+    **request: Unpack[ProbeRequest],
 ) -> Probe:
-    """Run the probe in an interpreter. The answer is cached until its packages change, at most a minute."""
+    """Run the probe in an interpreter. The answer is cached until its packages change, and at most for `max_age_s`.
+
+    `refresh` asks in any case. A probe that failed is repeated after a minute.
+    """
     environment = {**inherited_variables(machine), "PYTHONDONTWRITEBYTECODE": "1", "SDL_VIDEODRIVER": "dummy"}
     if pythonpath:
         environment["PYTHONPATH"] = ":".join(pythonpath)
     key = (interpreter.path, _packages_changed(interpreter.path), json.dumps([request, environment], sort_keys=True))
     now = time.monotonic()
-    for stale in [known for known, (_, since) in _cache.items() if now - since > CACHE_S]:
-        del _cache[stale]
-    if key not in _cache:
-        _cache[key] = (_run_probe(interpreter.path, request, environment), now)
+    for old in [known for known, (_, expires) in _cache.items() if now > expires]:
+        del _cache[old]
+    if key not in _cache or refresh:
+        answer = _run_probe(interpreter.path, request, environment)
+        _cache[key] = (answer, now + (CACHE_S if answer.error else max_age_s))
     return _cache[key][0]
 
 
@@ -200,16 +238,17 @@ def _run_probe(python: str, request: ProbeRequest, environment: Mapping[str, str
     except (ValueError, IndexError):
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return Probe(error=f"exit code {done.returncode}: {last[:300]}")
-    env, parameters = answer.get("env"), answer.get("arguments", {})
-    takes = parameters.get("takes")
+    env, parameters, registry = answer.get("env"), answer.get("arguments", {}), answer.get("registry", {})
+    takes, rows = parameters.get("takes"), registry.get("environments")
     return Probe(
         version=tuple(int(part) for part in answer["python"].split(".")),
         packages=answer["packages"],
         cuda=answer.get("cuda", False),
         env=None if env is None else from_json(ProbedEnvironment, env),
         missing_wrappers=tuple(answer.get("missing_wrappers", ())),
-        arguments=takes and {name: from_json(ProbedParameter, parameter) for name, parameter in takes.items()},
-        import_error=parameters.get("reason", ""),
+        arguments=None if takes is None else {n: from_json(ProbedParameter, data) for n, data in takes.items()},
+        registry=None if rows is None else tuple(from_json(RegisteredEnvironment, row) for row in rows),
+        import_error=parameters.get("reason", "") or registry.get("reason", ""),
     )
 
 
@@ -260,6 +299,25 @@ def environment_findings(probed: Probe, env_id: str) -> list[Finding]:
 def inherited_variables(machine: Machine) -> dict[str, str]:
     """Variables of the service that a trainer or a probe inherits."""
     return {name: value for name, value in machine.environment.items() if _INHERITED.fullmatch(name)}
+
+
+def policy_environment(pythonpath: Sequence[str] = ()) -> dict[str, str]:
+    """Variables of a policy process in addition to those of the play, whose module path it must not inherit."""
+    return {
+        "PYTHONPATH": ":".join(pythonpath),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "SDL_VIDEODRIVER": "dummy",
+    }
+
+
+def require_packages(interpreter: Interpreter, probed: Probe, needed: Mapping[str, str]) -> None:
+    """Raise `ConfigError` with the command that installs what an interpreter lacks."""
+    for finding in python_findings(interpreter, probed, needed, oldest=(3, 8)):
+        if finding.level == "refused":
+            name = finding.check.partition(":")[2]
+            raise ConfigError("python", interpreter.path, f"{name} {finding.text}".strip(), finding.remedy)
 
 
 def trainer_environment(

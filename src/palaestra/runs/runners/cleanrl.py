@@ -8,6 +8,7 @@ because the code is foreign.
 from __future__ import annotations
 
 import hashlib
+import json
 import netrc
 import os
 import shutil
@@ -16,17 +17,23 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra.config import closest_names
-from palaestra.errors import ConfigError
+from palaestra.errors import CheckpointError, ConfigError
+from palaestra.runs.catalogue import EnvironmentInfo, ScriptInfo
+from palaestra.runs.process.environments import list_environments, read_parameters
 from palaestra.runs.process.interpreter import (
     Interpreter,
     Probe,
+    choose_policy_python,
     choose_python,
     cuda_findings,
     environment_findings,
+    policy_environment,
     probe,
     python_findings,
+    require_packages,
     trainer_environment,
 )
+from palaestra.runs.process.parameter_schema import object_schema
 from palaestra.runs.runner import (
     AttemptPaths,
     EventFiles,
@@ -34,9 +41,12 @@ from palaestra.runs.runner import (
     Injection,
     LaunchPlan,
     Machine,
+    PolicyPlan,
+    PolicyRequest,
     RunnerCapabilities,
     StdoutLines,
 )
+from palaestra.runs.runners.cleanrl_catalogue import describe_scripts
 from palaestra.runs.runners.cleanrl_imports import ScannedImports, scan_imports
 from palaestra.runs.runners.cleanrl_script import (
     Script,
@@ -49,6 +59,7 @@ from palaestra.runs.runners.cleanrl_script import (
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
+POLICY_PROGRAM = Path(__file__).with_name("programs") / "policy_program.py"
 SHIM = Path(__file__).with_name("shims") / "cleanrl" / "sitecustomize.py"
 RENAMED = {"GrayScaleObservation": "GrayscaleObservation", "FrameStack": "FrameStackObservation"}
 """Wrappers of Gymnasium 0.29 that were renamed in version 1; the shim adds the old names."""
@@ -62,6 +73,8 @@ _DISTRIBUTIONS = {
     "memory_gym": "memory-gym",
     "huggingface_hub": "huggingface-hub",
 }
+_BASIC_PACKAGES = {name: name for name in ("gymnasium", "torch", "tensorboard", "tyro")}
+"""Packages that every script for torch imports at its top."""
 _LOCAL = frozenset({"cleanrl", "cleanrl_utils", "ppo_trxl", "pom_env"})
 _REGISTER_NOTHING = frozenset({"gymnasium", "numpy", "torch", "tyro", "tensorboard", "flax", "jax", "optax", "rich"})
 """Packages that register no environments. Others may register an id that Gymnasium does not know."""
@@ -96,6 +109,11 @@ class _Request:
     def env_id(self) -> str:
         return str(self.value("env_id") or "")
 
+    @property
+    def all_values(self) -> JsonObject:
+        """The values of all arguments that are known before the script runs."""
+        return {argument.name: self.value(argument.name) for argument in self.script.arguments}
+
     def value(self, name: str) -> object:
         argument = self.script.argument(name)
         return self.values.get(name, argument.default if argument else None)
@@ -107,6 +125,7 @@ class CleanrlRunner:
     name = "cleanrl"
     capabilities = RunnerCapabilities(
         title="CleanRL, from your checkout",
+        offline_inference=True,
         external_services=("wandb", "huggingface"),
         video=True,
         tracking=True,
@@ -122,6 +141,33 @@ class CleanrlRunner:
             arguments = read_script(_find_script(spec.script, checkout)).arguments
             properties |= argument_schema(argument for argument in arguments if argument.name not in _RUN_OPTIONS)
         return {"type": "object", "properties": properties, "additionalProperties": False}
+
+    def scripts(self, spec: RunSpec, machine: Machine) -> list[ScriptInfo]:
+        """The scripts of the checkout."""
+        checkout = _find_checkout(spec, machine.environment)
+        paths = [checkout / "cleanrl" / f"{name}.py" for name in _script_names(checkout)]
+        return describe_scripts(paths, choose_python(spec, checkout), machine, _DISTRIBUTIONS)
+
+    def environments(self, spec: RunSpec, machine: Machine, *, refresh: bool = False) -> list[EnvironmentInfo]:
+        """What Gymnasium has registered in the interpreter of the checkout, with Atari if it is installed."""
+        interpreter = choose_python(spec, _find_checkout(spec, machine.environment))
+        return list_environments(interpreter, machine, register=("ale_py",), refresh=refresh)
+
+    def environment_parameters(self, env_id: str, spec: RunSpec, machine: Machine) -> JsonObject:
+        """None: the scripts make their environments without arguments. Raises if there is no such environment."""
+        interpreter = choose_python(spec, _find_checkout(spec, machine.environment))
+        read_parameters(env_id, interpreter, machine, register=("ale_py",))
+        return object_schema({})
+
+    def readiness(self, spec: RunSpec, machine: Machine) -> list[Finding]:
+        """Whether there are a checkout and the packages that all scripts need."""
+        checkout = _find_checkout(spec, machine.environment)
+        interpreter = choose_python(spec, checkout)
+        probed = probe(interpreter, machine, packages=tuple(_BASIC_PACKAGES))
+        return [
+            Finding("checkout", "ok", f"{len(_script_names(checkout))} scripts in {checkout}"),
+            *python_findings(interpreter, probed, _BASIC_PACKAGES, oldest=(3, 8)),
+        ]
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
         """Check checkout, script, flags, interpreter, packages, environment and credentials."""
@@ -148,6 +194,7 @@ class CleanrlRunner:
             *_tracking_findings(spec, machine),
             *_upload_findings(request, machine),
             *_shim_findings(request, probed, spec),
+            *_checkpoint_findings(request),
         ]
 
     def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
@@ -180,7 +227,7 @@ class CleanrlRunner:
             total_steps=total if isinstance(total, int) else None,
             env_signature=probed.env_signature,
             resolved={
-                **{argument.name: request.value(argument.name) for argument in request.script.arguments},
+                **request.all_values,
                 "script": str(request.script.path.relative_to(request.checkout)),
                 "checkout": str(request.checkout),
             },
@@ -189,6 +236,50 @@ class CleanrlRunner:
             script_sha256=_hash_script(request),
             versions={"python": probed.version_text, **{k: v for k, v in probed.packages.items() if v is not None}},
         )
+
+    def plan_policy(self, request: PolicyRequest, machine: Machine) -> PolicyPlan:
+        """`policy_program.py` with the networks of the run's script, which must be unchanged or needs consent."""
+        checkpoint = request.checkpoint
+        if request.unsafe or checkpoint.format != "torch_zip":
+            reason = request.unsafe or "is not a file of torch, as the scripts for JAX write none"
+            raise CheckpointError("checkpoint", checkpoint.checkpoint_id, reason, "Use another checkpoint")
+        spec = request.spec or _imported_spec(request)
+        script = _parse_request(spec, machine)
+        if script.is_atari:
+            reason = "a play has no wrappers for Atari, on whose frames it was trained"
+            raise CheckpointError("checkpoint", checkpoint.checkpoint_id, reason, "Play a script without them")
+        interpreter = choose_policy_python(request, script.checkout)
+        probed = probe(interpreter, machine, packages=tuple(_BASIC_PACKAGES))
+        require_packages(interpreter, probed, _BASIC_PACKAGES)
+        sources = [str(path) for path in _source_files(script)]
+        sha256 = _hash_script(script)
+        argv = [interpreter.path, str(POLICY_PROGRAM), "cleanrl", checkpoint.path, "--sha256", checkpoint.sha256]
+        argv += [f"--env={script.env_id}", "--values", json.dumps(script.all_values), "--script", sources[0]]
+        argv += ["--script-sha256", sha256, *(["--imported", *sources[1:]] if sources[1:] else [])]
+        argv += [] if request.deterministic else ["--sample"]
+        shim = [str(SHIM.parent)] if _needs_shim(script, probed) else []
+        trained_with = request.command.get("script_sha256")
+        return PolicyPlan(
+            argv=tuple(argv),
+            environment=policy_environment([*shim, str(script.checkout)]),
+            foreign_code="" if trained_with == sha256 else _describe_script(script, trained_with),
+        )
+
+
+def _imported_spec(request: PolicyRequest) -> RunSpec:
+    """The spec of an imported checkpoint: the script that its agent names, in the environment of the play."""
+    checkpoint = request.checkpoint
+    script = checkpoint.agent_id.partition("/")[2]
+    if not script:
+        remedy = "Import it again with --agent cleanrl/SCRIPT and --env ENV"
+        raise CheckpointError("checkpoint", checkpoint.checkpoint_id, "its agent names no script", remedy)
+    return RunSpec(runner="cleanrl", script=script, env_id=checkpoint.env_id or request.env_id)
+
+
+def _describe_script(script: _Request, trained_with: object) -> str:
+    name = script.script.path.relative_to(script.checkout)
+    why = "has changed since the run" if trained_with else "is not known to be the one that saved it"
+    return f"{name} of {script.checkout}, which {why}"
 
 
 def _parse_request(spec: RunSpec, machine: Machine) -> _Request:
@@ -229,11 +320,11 @@ def _parse_request(spec: RunSpec, machine: Machine) -> _Request:
 def _find_checkout(spec: RunSpec, environment: Mapping[str, str]) -> Path:
     """The checkout of the configuration, else of the request, else of the environment."""
     requested = spec.config.get("checkout") or spec.checkout
-    given = requested or environment.get(CHECKOUT)
-    if not isinstance(given, str):
+    directory = requested or environment.get(CHECKOUT)
+    if not isinstance(directory, str):
         reason = f"no CleanRL checkout: the request names none, and {CHECKOUT} is not set in the run service"
         raise ConfigError("script", spec.script, reason, CLONE)
-    checkout = (spec.invoked_from / Path(given).expanduser()).resolve()
+    checkout = (spec.invoked_from / Path(directory).expanduser()).resolve()
     if not (checkout / "cleanrl").is_dir():
         source = "" if requested else f" ({CHECKOUT} in the environment of the run service)"
         raise ConfigError("script", str(checkout), f"is not a CleanRL checkout{source}", CLONE)
@@ -337,12 +428,27 @@ def _shim_findings(request: _Request, probed: Probe, spec: RunSpec) -> list[Find
 
 def _hash_script(request: _Request) -> str:
     """SHA-256 of the script and of the modules of the checkout that it imports."""
-    digest = hashlib.sha256(request.script.path.read_bytes())
-    for module in request.script.local_imports:
-        path = request.checkout / f"{module.replace('.', '/')}.py"
-        if path.is_file():
-            digest.update(path.read_bytes())
+    digest = hashlib.sha256()
+    for path in _source_files(request):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def _source_files(request: _Request) -> list[Path]:
+    """The script, and the modules of the checkout that it imports."""
+    modules = [request.checkout / f"{module.replace('.', '/')}.py" for module in request.script.local_imports]
+    return [request.script.path, *(path for path in modules if path.is_file())]
+
+
+def _checkpoint_findings(request: _Request) -> list[Finding]:
+    """Whether the run saves a model, which is needed to watch it later."""
+    if request.script.argument("save_model") is None:
+        text = f"{request.script.path.name} saves no model: the trained policy cannot be played"
+        return [Finding("checkpoint", "warning", text, "Choose a script with the argument save_model")]
+    if not request.value("save_model"):
+        text = "save_model is false: the trained policy is not kept and cannot be played"
+        return [Finding("checkpoint", "warning", text, "Set save_model=true")]
+    return []
 
 
 def _tracking_findings(spec: RunSpec, machine: Machine) -> list[Finding]:

@@ -2,7 +2,7 @@
 
 Call `check_runner(MyRunner, spec, tmp_path)` in your tests, with a spec that runs for a few seconds. It raises
 `AssertionError` with the rule that is broken. The last part launches the command as the service does, reads its
-telemetry, and stops a second run early.
+telemetry, starts the policy of its checkpoint if the runner claims `offline_inference`, and stops a second run early.
 """
 
 from __future__ import annotations
@@ -11,16 +11,34 @@ import asyncio
 import json
 import os
 import re
+import subprocess
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
+from palaestra.runs.checkpoints.files import detect_format, digest_path
 from palaestra.runs.ingest.trainer_formats import OUTPUT_FORMATS, TAGS
 from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.play.protocol import MessageBuffer
 from palaestra.runs.process.attempt_process import AttemptProcess
-from palaestra.runs.runner import AttemptPaths, EventFiles, JournalFile, LaunchPlan, Machine, Runner, StdoutLines
+from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.runner import (
+    AttemptPaths,
+    EventFiles,
+    JournalFile,
+    LaunchPlan,
+    Machine,
+    PlayableRunner,
+    PolicyRequest,
+    Runner,
+    StdoutLines,
+)
+from palaestra.runs.runners.catalogues import readiness_of, scripts_of
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.attempt_files import read_status
 from palaestra.telemetry.event import Record
@@ -28,6 +46,8 @@ from palaestra.telemetry.journal import JournalReader
 
 CANARY = "canary-0123456789-never-shown"
 UNKNOWN_KEY = "no_such_key_anywhere"
+_READINESS_S = 30.0
+"""Far more than the second that a user should wait, for machines under load."""
 
 
 def check_runner(
@@ -51,8 +71,11 @@ def check_runner(
     )
     assert _list_files(directory) == before, "preflight and plan write nothing"
     assert CANARY not in json.dumps(plan.to_redacted_dict()), "a redacted plan contains no secrets"
+    _check_catalogues(make(), spec, machine)
     if launch:
         asyncio.run(asyncio.wait_for(_check_run(plan), timeout_s))
+        if make().capabilities.offline_inference:
+            _check_policy(make, spec, plan, machine, timeout_s)
         second = make().plan(spec, _paths(directory, "three"), machine)
         asyncio.run(asyncio.wait_for(_check_stop(second), timeout_s))
 
@@ -150,6 +173,77 @@ async def _check_run(plan: LaunchPlan) -> None:
     tail = attempt.stdout.read_text(errors="replace")[-500:]
     assert status.exit.returncode == 0, f"the given spec succeeds: {status.exit}; output: {tail}"
     assert _read_events(plan, attempt), "the run reports at least one event"
+
+
+def _check_catalogues(runner: Runner, spec: RunSpec, machine: Machine) -> None:
+    names = [info.name for info in scripts_of(runner, spec, machine)]
+    assert len(set(names)) == len(names), "scripts have different names"
+    assert all(names), "every script has a name"
+    if names and spec.script is not None:
+        assert spec.script in names, "the script of the given spec is in the list of scripts"
+    began = time.monotonic()
+    readiness = readiness_of(runner, spec, machine)
+    assert readiness.level != "missing", f"a runner that can run the given spec is ready: {readiness.text}"
+    assert time.monotonic() - began < _READINESS_S, f"readiness is found within {_READINESS_S:.0f} s"
+
+
+def _check_policy(
+    make: Callable[[], Runner], spec: RunSpec, plan: LaunchPlan, machine: Machine, timeout_s: float
+) -> None:
+    """A checkpoint of the run can be planned as a policy, and its process says that it is ready."""
+    runner = make()
+    assert hasattr(runner, "plan_policy"), "a runner with offline_inference has plan_policy"
+    record = _find_checkpoint(runner, spec, plan)
+    assert record is not None, "with offline_inference, the given spec saves a checkpoint"
+    request = PolicyRequest(
+        checkpoint=record, spec=spec, command=plan.to_redacted_dict(), deterministic=True, env_id=plan.env_id
+    )
+    policy = runner.plan_policy(request, machine)
+    again = cast(PlayableRunner, make()).plan_policy(request, machine)
+    assert policy.digest() == again.digest(), "two instances plan the same policy"
+    assert not policy.foreign_code, "a checkpoint of a run that the user agreed to needs no further consent"
+    assert os.path.isabs(policy.argv[0]), "argv[0] of a policy is an absolute path"
+    assert CANARY not in json.dumps([policy.argv, dict(policy.environment)]), "a policy gets no secrets"
+    process = subprocess.Popen(
+        policy.argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, **policy.environment},
+        cwd=policy.cwd or None,
+    )
+    # A watchdog instead of a timeout of the read, which has none.
+    timer = threading.Timer(timeout_s, process.kill)
+    timer.start()
+    try:
+        output, _ = process.communicate()
+    finally:
+        timer.cancel()
+    messages = list(MessageBuffer().add(output))
+    assert messages, "a policy process sends a message when it is loaded"
+    assert messages[0].type == "ready", f"a policy of the run is ready: {messages[0].header}"
+    assert process.returncode == 0, "a policy process ends when its input is closed"
+
+
+def _find_checkpoint(runner: Runner, spec: RunSpec, plan: LaunchPlan) -> CheckpointRecord | None:
+    attempt = Attempt(plan.paths.attempt_dir)
+    files = [*attempt.checkpoints.glob("[!.]*"), *(p for glob in plan.checkpoints for p in attempt.work.glob(glob))]
+    path = next((path for path in sorted(files) if path.name != attempt.best.name), None)
+    if path is None:
+        return None
+    digest = digest_path(path)
+    return CheckpointRecord(
+        checkpoint_id=digest.sha256[:16],
+        run_id=plan.paths.run_id,
+        agent_id=f"{runner.name}/{plan.algorithm}",
+        env_id=plan.env_id,
+        attempt=1,
+        env_step=None,
+        path=str(path),
+        sha256=digest.sha256,
+        size_bytes=digest.size_bytes,
+        format=detect_format(path),
+        created=path.stat().st_mtime,
+    )
 
 
 async def _check_stop(plan: LaunchPlan) -> None:

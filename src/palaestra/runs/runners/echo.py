@@ -13,7 +13,9 @@ from pydantic import Field
 
 from palaestra.config import Section, parse_section
 from palaestra.errors import ConfigError
+from palaestra.runs.catalogue import EnvironmentInfo
 from palaestra.runs.process.interpreter import choose_python, probe, python_findings, trainer_environment
+from palaestra.runs.process.parameter_schema import object_schema
 from palaestra.runs.runner import (
     AttemptPaths,
     EventFiles,
@@ -85,6 +87,14 @@ class EchoRunner:
     def config_schema(self, spec: RunSpec) -> JsonObject:
         """The keys of `EchoConfig`."""
         return EchoConfig.model_json_schema()
+
+    def environments(self, spec: RunSpec, machine: Machine, *, refresh: bool = False) -> list[EnvironmentInfo]:
+        """None: it only counts."""
+        return []
+
+    def environment_parameters(self, env_id: str, spec: RunSpec, machine: Machine) -> JsonObject:
+        """None: any name is an environment without parameters."""
+        return object_schema({})
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
         """Check the configuration and the interpreter."""

@@ -17,14 +17,18 @@ from pathlib import Path
 
 import palaestra
 from palaestra.errors import ConfigError
+from palaestra.runs.catalogue import EnvironmentInfo, ScriptInfo
+from palaestra.runs.process.environments import list_environments, read_parameters
 from palaestra.runs.process.interpreter import (
     Interpreter,
     choose_python,
     cuda_findings,
     inherited_variables,
     probe,
+    python_findings,
     trainer_environment,
 )
+from palaestra.runs.process.parameter_schema import object_schema
 from palaestra.runs.runner import (
     AttemptPaths,
     Finding,
@@ -35,12 +39,49 @@ from palaestra.runs.runner import (
     PolicyRequest,
     RunnerCapabilities,
 )
+from palaestra.runs.runners.catalogues import list_tasks
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.video.encoder import require_encoder
 from palaestra.runs.wire import JsonObject, from_json
 
 TIMEOUT_S = 180.0
 CACHE_S = 60.0
+SCRIPTS = (
+    ScriptInfo(
+        name="ppo",
+        title="PPO",
+        description="Proximal policy optimisation: on-policy, for environments and for screens.",
+        actions=("discrete", "continuous", "screen"),
+        plays=True,
+        warm_start=True,
+    ),
+    ScriptInfo(
+        name="grpo",
+        title="GRPO",
+        description="Compares the episodes of a group that begins on the same screen; needs no value network.",
+        actions=("screen",),
+        plays=True,
+        warm_start=True,
+    ),
+    ScriptInfo(
+        name="rejection_sampling",
+        title="Rejection sampling",
+        description="Imitates the successful episodes of the model itself.",
+        actions=("screen",),
+        plays=True,
+        warm_start=True,
+    ),
+)
+"""The algorithms of `learner.registry`, which cannot be imported without torch."""
+OWN_ENVIRONMENTS = (
+    "compiled/CartPole-v1",
+    *(
+        f"palaestra.env.toy:{name}"
+        for name in ("Bandit", "Countdown", "Gate", "MaskedChoice", "MixedSenses", "Pixels", "TargetReach")
+    ),
+)
+"""Environments of ours that are not in the registry of Gymnasium."""
+_REGISTER = ("palaestra.env.make",)
 _MODULE = ("-P", "-m", "palaestra")
 _ROOT = str(Path(palaestra.__file__).parents[1])
 
@@ -94,13 +135,64 @@ class PalaestraRunner:
 
     def __init__(self) -> None:
         self._check_cache: dict[str, tuple[JsonObject, float]] = {}
+        self._schemas: dict[tuple[str, str], JsonObject] = {}
 
     def config_schema(self, spec: RunSpec) -> JsonObject:
-        """The schema that `palaestra schema run` prints, or `schema ui` for UI agents."""
-        kind = "ui" if "model" in spec.config and "env" not in spec.config else "run"
-        process = _run_cli(choose_python(spec), ("schema", kind), "", spec.invoked_from, {"PATH": "/usr/bin:/bin"})
-        schema: JsonObject = json.loads(process.stdout)
-        return schema
+        """The schema that `palaestra schema run` prints, or `schema ui` for UI agents; with a script, its settings."""
+        is_ui = _is_ui(spec)
+        schema = self._schema(spec, "ui" if is_ui else "run")
+        if spec.script is None or spec.script not in {info.name for info in SCRIPTS}:
+            return schema
+        settings = self._schema(spec, f"ui_{spec.script}" if is_ui else spec.script)
+        definitions = {**schema.get("$defs", {}), **settings.get("$defs", {})}
+        algorithm = {key: value for key, value in settings.items() if key != "$defs"}
+        # The script is the name of the algorithm.
+        algorithm["properties"] = {key: value for key, value in algorithm["properties"].items() if key != "name"}
+        return {**schema, "$defs": definitions, "properties": {**schema["properties"], "algorithm": algorithm}}
+
+    def scripts(self, spec: RunSpec, machine: Machine) -> list[ScriptInfo]:
+        """The built-in algorithms."""
+        return list(SCRIPTS)
+
+    def environments(self, spec: RunSpec, machine: Machine, *, refresh: bool = False) -> list[EnvironmentInfo]:
+        """Those of Gymnasium, ours, and the tasks on screens."""
+        registered = list_environments(choose_python(spec), machine, register=_REGISTER, refresh=refresh)
+        own = [EnvironmentInfo(env_id=env_id, group="Palaestra") for env_id in OWN_ENVIRONMENTS]
+        try:
+            from palaestra.sessions.browser.chromium import find_chromium
+
+            find_chromium()
+            remedy = ""
+        except ConfigError as error:
+            remedy = error.remedy
+        screens = [
+            EnvironmentInfo(
+                env_id=info.task,
+                group=f"Screen tasks: {info.suite}",
+                kind="screen",
+                installed=not remedy,
+                remedy=remedy,
+                max_episode_steps=info.parameters.get("properties", {}).get("step_limit", {}).get("default"),
+            )
+            for info in list_tasks()
+        ]
+        return [*registered, *own, *screens]
+
+    def environment_parameters(self, env_id: str, spec: RunSpec, machine: Machine) -> JsonObject:
+        """The arguments of a constructor, or the parameters of a task."""
+        task = next((info for info in list_tasks() if info.task == env_id), None)
+        if task is not None:
+            return task.parameters
+        name = env_id.removeprefix("compiled/") if env_id in OWN_ENVIRONMENTS else env_id
+        schema = read_parameters(name, choose_python(spec), machine, register=_REGISTER)
+        return object_schema({}) if name != env_id else schema
+
+    def readiness(self, spec: RunSpec, machine: Machine) -> list[Finding]:
+        """Whether the interpreter has the packages of the trainer."""
+        interpreter = choose_python(spec)
+        needed = {name: name for name in ("torch", "tensordict", "gymnasium")}
+        probed = probe(interpreter, machine, packages=tuple(needed))
+        return python_findings(interpreter, probed, needed, oldest=(3, 11))
 
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
         """The result of `train --check` for the configuration and the environment."""
@@ -164,6 +256,20 @@ class PalaestraRunner:
         program = (sys.executable, "-P", "-m", "palaestra.train.play.own_policy")
         return PolicyPlan(argv=(*program, request.checkpoint.path, *options), environment={"PYTHONPATH": _ROOT})
 
+    def _schema(self, spec: RunSpec, section: str) -> JsonObject:
+        """What `palaestra schema SECTION` prints; our own code does not change while the service runs."""
+        interpreter = choose_python(spec)
+        key = (interpreter.path, section)
+        if key not in self._schemas:
+            process = _run_cli(interpreter, ("schema", section), "", spec.invoked_from, {"PATH": "/usr/bin:/bin"})
+            try:
+                self._schemas[key] = json.loads(process.stdout)
+            except ValueError:
+                output = (process.stderr.strip().splitlines() or ["no output"])[-1]
+                reason = f"cannot print the schema of {section} ({output[:300]})"
+                raise ConfigError("python", interpreter.path, reason, "Install palaestra there") from None
+        return copy.deepcopy(self._schemas[key])
+
     def _check(self, spec: RunSpec, interpreter: Interpreter, machine: Machine) -> CheckedConfig:
         """The result of `train --check`, cached for a minute. Raises `ConfigError` if it refuses."""
         document = json.dumps(training_config(spec))
@@ -189,6 +295,14 @@ class PalaestraRunner:
             refused = answer["refused"]
             raise ConfigError(refused["place"], refused["value"], refused["reason"], refused["remedy"])
         return from_json(CheckedConfig, answer)
+
+
+def _is_ui(spec: RunSpec) -> bool:
+    """Whether a spec is about tasks on screens: by its configuration, its algorithm or its environment."""
+    if "env" in spec.config or "model" in spec.config:
+        return "env" not in spec.config
+    actions = next((info.actions for info in SCRIPTS if info.name == spec.script), ())
+    return actions == ("screen",) or (spec.env_id or "") in {info.task for info in list_tasks()}
 
 
 def _device_findings(spec: RunSpec, resolved: JsonObject) -> list[Finding]:

@@ -11,7 +11,6 @@ import time
 from palaestra.http.asgi import (
     AsgiApp,
     BodyTooLarge,
-    Message,
     Receive,
     Scope,
     Send,
@@ -46,7 +45,10 @@ class AuthMiddleware:
             return
         refusal = self._check(scope)
         if refusal is not None:
-            await _refuse(send, *refusal, scope_type=scope["type"])
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": 1008})  # before it is accepted: HTTP status 403
+            else:
+                await _refuse(send, *refusal)
             return
         if scope["type"] == "websocket":
             await self._connect(scope, receive, send)
@@ -104,14 +106,6 @@ class AuthMiddleware:
         return None
 
 
-async def _refuse(send: Send, status: int, code: str, text: str, *, scope_type: str = "http") -> None:
+async def _refuse(send: Send, status: int, code: str, text: str) -> None:
     error = {"code": code, "text": text, "place": "", "reason": text, "remedy": ""}
-    if scope_type == "http":
-        await send_json(send, status, {"error": error}, close=True)
-        return
-
-    async def send_denial(message: Message) -> None:
-        # Before a WebSocket is accepted, its responses have names of their own.
-        await send({**message, "type": f"websocket.{message['type']}"})
-
-    await send_json(send_denial, status, {"error": error})
+    await send_json(send, status, {"error": error}, close=True)

@@ -19,7 +19,7 @@ from palaestra.runs.play.episode import (
     picture_type,
 )
 from palaestra.runs.play.plays import Play, Plays, Subscription
-from palaestra.runs.play.protocol import LoadPolicy, decode_control
+from palaestra.runs.play.protocol import NO_SUCH_PLAY, LoadPolicy, decode_control
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import EpisodeRecord, EpisodeStep, PlayNotice, PlayRecord, pack_report
 from palaestra.runs.service.schemas import NOT_FOUND, FilterText, RequestBody, StoredText, describe_errors, new_router
@@ -96,12 +96,12 @@ def _add_play_routes(app: FastAPI, plays: Plays) -> None:
 
     @router.websocket("/play/{play_id}")
     async def connect_play(socket: WebSocket, play_id: str) -> None:
+        await socket.accept()
         try:
             play = plays.get(play_id)
         except UnknownRun:
-            await socket.send_denial_response(Response("no such play", 404))
+            await socket.close(NO_SUCH_PLAY)
             return
-        await socket.accept()
         with play.subscribe() as messages:
             sending = asyncio.create_task(_send_messages(socket, messages))
             try:

@@ -263,7 +263,7 @@ def _add_control_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader)
 
 
 def _add_retention_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) -> None:
-    archive_router = new_router("keeping")
+    archive_router = new_router("archive")
 
     @archive_router.post("/runs/{run_id}/archive", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
     async def archive_run(run_id: RunId) -> JsonObject:

@@ -160,8 +160,8 @@ def main(arguments: list[str]) -> int:
 
     try:
         home = Home.default()
-        given = json.loads(arguments[0]) if arguments else {}
-        run_service(service_config(home, given), home, announce)
+        settings = json.loads(arguments[0]) if arguments else {}
+        run_service(service_config(home, settings), home, announce)
     except PalaestraError as error:
         announce({"error": error_to_json(error)})
         return 2 if isinstance(error, ConfigError) else 1

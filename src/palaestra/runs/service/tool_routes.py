@@ -1,21 +1,30 @@
-"""Routes of the runners, the machine, W&B tracking, TensorBoard and presets."""
+"""Routes of the runners and their catalogues, the machine, W&B tracking, TensorBoard and presets."""
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
 import asyncio
+import os
 import time
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 from fastapi import FastAPI, Path, Query
 from pydantic import Field
 
 from palaestra.config import parse_section
-from palaestra.errors import LaunchRefused, UnknownRun
+from palaestra.errors import LaunchRefused, UnknownEnvironment, UnknownRun
 from palaestra.files.home import Home
+from palaestra.runs.catalogue import EnvironmentInfo, Readiness, ScriptInfo, TaskInfo
 from palaestra.runs.machine import MachineUsage
 from palaestra.runs.presets import Preset, delete_preset, list_presets, save_preset
 from palaestra.runs.process.machine_usage import MachineMonitor
 from palaestra.runs.reader import RunReader
-from palaestra.runs.runner import Finding, RunnerCapabilities
+from palaestra.runs.runner import Finding, Machine, Runner, RunnerCapabilities
+from palaestra.runs.runners.catalogues import (
+    environment_parameters_of,
+    environments_of,
+    list_tasks,
+    readiness_of,
+    scripts_of,
+)
 from palaestra.runs.service.doctor import examine
 from palaestra.runs.service.schemas import (
     NOT_FOUND,
@@ -27,6 +36,7 @@ from palaestra.runs.service.schemas import (
     new_router,
 )
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.supervisor.launch_planner import LaunchPlanner
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.tools.wandb import Tracking, read_tracking
@@ -35,6 +45,10 @@ from palaestra.runs.wire import JsonObject, to_json
 _PresetKind = Annotated[str, Path(max_length=300)]
 _PresetName = Annotated[str, Path(max_length=200)]
 _RunIds = Annotated[list[RunIdText] | None, Query(max_length=50)]
+_RunnerName = Annotated[str, Path(max_length=100)]
+_PathText = Annotated[str | None, Query(max_length=4096)]
+_DEFAULT_RUNNER = "palaestra"
+JsonList: TypeAlias = list[JsonObject]
 
 
 class TensorBoardBody(RequestBody):
@@ -61,26 +75,11 @@ def add_tool_routes(
     app: FastAPI, supervisor: Supervisor, reader: RunReader, tensorboards: TensorBoards, closing: asyncio.Event
 ) -> None:
     """Add the routes to the application. Sampling of the machine ends when `closing` is set."""
+    _add_runner_routes(app, supervisor.planner)
+    _add_environment_routes(app, supervisor.planner)
     monitor = MachineMonitor(reader.home, lambda: supervisor.planner.slots.gpus, closing)
-    runners_router = new_router("runners")
     service_router = new_router("service")
     tools_router = new_router("tools")
-
-    @runners_router.get("/runners", response_model=dict[str, RunnerCapabilities])
-    async def runners() -> JsonObject:
-        """The runners and their capabilities, including those of packages installed since the service started."""
-        await supervisor.planner.refresh_runners()
-        return {name: to_json(runner.capabilities) for name, runner in supervisor.planner.runners.items()}
-
-    @runners_router.get("/runners/{name}/schema", responses=NOT_FOUND)
-    async def runner_schema(name: Annotated[str, Path(max_length=100)], script: FilterText = None) -> JsonObject:
-        """JSON Schema of a runner's own keys; for some runners it depends on the script."""
-        try:
-            runner = await supervisor.planner.get_runner(name)
-        except LaunchRefused as error:
-            raise UnknownRun(error.place, error.value, error.reason, error.remedy) from None
-        spec = parse_section(RunSpec, {"runner": name, "script": script}, place="spec")
-        return await asyncio.to_thread(runner.config_schema, spec)
 
     @service_router.get("/doctor", response_model=list[Finding])
     def doctor() -> list[JsonObject]:
@@ -120,7 +119,6 @@ def add_tool_routes(
         stopped = tensorboards.stop([reader.run(run_id).run_id for run_id in run or ()])
         return [TensorBoardResponse(url=board.url, run_ids=list(board.run_ids)) for board in stopped]
 
-    app.include_router(runners_router)
     app.include_router(service_router)
     app.include_router(tools_router)
     _add_preset_routes(app, reader.home)
@@ -147,3 +145,97 @@ def _add_preset_routes(app: FastAPI, home: Home) -> None:
         return to_json(delete_preset(home, kind, name))
 
     app.include_router(router)
+
+
+def _add_runner_routes(app: FastAPI, planner: LaunchPlanner) -> None:
+    router = new_router("runners")
+
+    @router.get("/runners", response_model=dict[str, RunnerCapabilities])
+    async def runners() -> JsonObject:
+        """The runners and their capabilities, including those of packages installed since the service started."""
+        await planner.refresh_runners()
+        return {name: to_json(runner.capabilities) for name, runner in planner.runners.items()}
+
+    @router.get("/runners/{name}/schema", responses=NOT_FOUND)
+    async def runner_schema(
+        name: _RunnerName,
+        script: FilterText = None,
+        env: FilterText = None,
+        python: _PathText = None,
+        checkout: _PathText = None,
+    ) -> JsonObject:
+        """JSON Schema of a runner's own keys; for some runners it depends on the script and the environment."""
+        runner = await _get_runner(planner, name)
+        spec = _catalogue_spec(name, python, checkout, script=script, env_id=env)
+        return await asyncio.to_thread(runner.config_schema, spec)
+
+    @router.get("/runners/{name}/scripts", responses=NOT_FOUND, response_model=list[ScriptInfo])
+    async def runner_scripts(name: _RunnerName, python: _PathText = None, checkout: _PathText = None) -> JsonList:
+        """The scripts or algorithms of a runner, and what their checkpoints can be used for."""
+        runner = await _get_runner(planner, name)
+        spec = _catalogue_spec(name, python, checkout)
+        return [to_json(info) for info in await asyncio.to_thread(scripts_of, runner, spec, _machine())]
+
+    @router.get("/runners/{name}/readiness", responses=NOT_FOUND, response_model=Readiness)
+    async def runner_readiness(name: _RunnerName, python: _PathText = None, checkout: _PathText = None) -> JsonObject:
+        """Whether a runner could start a run here, and what is missing. Quick; a preflight checks one run in full."""
+        runner = await _get_runner(planner, name)
+        spec = _catalogue_spec(name, python, checkout)
+        return to_json(await asyncio.to_thread(readiness_of, runner, spec, _machine()))
+
+    app.include_router(router)
+
+
+def _add_environment_routes(app: FastAPI, planner: LaunchPlanner) -> None:
+    router = new_router("environments")
+
+    @router.get("/environments", responses=NOT_FOUND, response_model=list[EnvironmentInfo])
+    async def environments(
+        runner: FilterText = None, python: _PathText = None, checkout: _PathText = None, refresh: bool = False
+    ) -> JsonList:
+        """The environments that a runner can train in (default: `palaestra`, whose environments can also be played).
+
+        An answer is kept until packages are installed or removed, and at most ten minutes; `refresh` asks anew.
+        """
+        chosen = await _get_runner(planner, runner or _DEFAULT_RUNNER)
+        spec = _catalogue_spec(chosen.name, python, checkout)
+        infos = await asyncio.to_thread(environments_of, chosen, spec, _machine(), refresh=refresh)
+        return [to_json(info) for info in infos]
+
+    @router.get("/environments/{env_id:path}/parameters", responses=NOT_FOUND)
+    async def environment_parameters(
+        env_id: Annotated[str, Path(max_length=300)],
+        runner: FilterText = None,
+        python: _PathText = None,
+        checkout: _PathText = None,
+    ) -> JsonObject:
+        """JSON Schema of the parameters of an environment or a screen task."""
+        chosen = await _get_runner(planner, runner or _DEFAULT_RUNNER)
+        spec = _catalogue_spec(chosen.name, python, checkout)
+        try:
+            return await asyncio.to_thread(environment_parameters_of, chosen, env_id, spec, _machine())
+        except UnknownEnvironment as error:
+            raise UnknownRun(error.place, error.value, error.reason, error.remedy) from None
+
+    @router.get("/tasks", response_model=list[TaskInfo])
+    def tasks() -> JsonList:
+        """The screen tasks, and their parameters."""
+        return [to_json(info) for info in list_tasks()]
+
+    app.include_router(router)
+
+
+async def _get_runner(planner: LaunchPlanner, name: str) -> Runner:
+    try:
+        return await planner.get_runner(name)
+    except LaunchRefused as error:
+        raise UnknownRun(error.place, error.value, error.reason, error.remedy) from None
+
+
+def _catalogue_spec(name: str, python: str | None, checkout: str | None, **fields: str | None) -> RunSpec:
+    data = {"runner": name, "python": python, "checkout": checkout, **fields}
+    return parse_section(RunSpec, data, place="query")
+
+
+def _machine() -> Machine:
+    return Machine(environment=dict(os.environ), free_disk_bytes=0)

@@ -124,10 +124,6 @@ class Registry:
         """Return the ids of all runs, archived runs included."""
         return frozenset(str(row[0]) for row in self._rows("SELECT run_id FROM runs", []))
 
-    def count(self) -> int:
-        """Return the number of runs, archived runs included."""
-        return int(self._rows("SELECT count(*) FROM runs", [])[0][0])
-
     def delete(self, run_id: str) -> None:
         """Delete the rows of a run and of its checkpoints."""
         with self._transaction() as connection:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.state.attempt_files import AttemptPlan
-from palaestra.runs.wire import API_SCHEMA, JsonObject, Number
+from palaestra.runs.wire import API_SCHEMA, Number, from_json
 
 MAX_CLIPS = 10
 CLIP_SUFFIXES = frozenset({".webm", ".mp4", ".gif"})
@@ -147,11 +147,9 @@ def _find_files(attempt: Attempt) -> list[Path]:
 
 
 def _read_clip(attempt: Attempt, path: Path) -> Clip:
-    stat = path.stat()
-    data: JsonObject = read_json(_report_path(path)) or {}
-    data.pop("schema", None)
+    stat, data = path.stat(), read_json(_report_path(path))
     try:
-        report = ClipReport(**data) if data else None
+        report = None if data is None else from_json(ClipReport, data)
     except TypeError:
         report = None
     return Clip(str(path), attempt.number, stat.st_size, stat.st_mtime, report)

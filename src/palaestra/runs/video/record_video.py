@@ -35,7 +35,7 @@ def explain_recording(record: RunRecord, *, records_itself: bool) -> str:
     if records_itself:
         return "Its trainer records while it trains; the first clip appears after the first recorded episode."
     return (
-        f"Only its own trainer ({record.runner}) can play its checkpoints. "
+        "Clips are recorded of checkpoints of palaestra only. "
         "Start a new run with palaestra runs start --video: the trainer then records while it trains."
     )
 
@@ -72,8 +72,8 @@ def record_clip(
     `niceness` lowers the CPU priority of the process. The recording stops once `is_cancelled` returns True.
     """
     if checkpoint.format != "palaestra":
-        reason = f"has the format {checkpoint.format}, which only its own trainer can play"
-        remedy = "Start a new run with palaestra runs start --video: the trainer then records while it trains"
+        reason = f"has the format {checkpoint.format}; clips are recorded of checkpoints of palaestra only"
+        remedy = "Load it into a play, which records its episodes, or start a new run with palaestra runs start --video"
         raise ConfigError("checkpoint", checkpoint.checkpoint_id, reason, remedy)
     videos = run.attempt(checkpoint.attempt).videos
     videos.mkdir(parents=True, exist_ok=True)

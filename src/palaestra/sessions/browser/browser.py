@@ -130,7 +130,7 @@ class Browser:
             self.cdp.subscribe(page.session, page.on_event)
             # The response arrives once the page's process runs.
             async with asyncio.timeout(PAGE_START_S):
-                await self.cdp.call_all([("Page.enable", {}), ("Inspector.enable", {})], session=page.session)
+                await self.cdp.start_all([("Page.enable", {}), ("Inspector.enable", {})], session=page.session)
         except TimeoutError:
             self.cdp.send("Target.disposeBrowserContext", {"browserContextId": context})
             raise SessionFailed("hung", f"a page did not start within {PAGE_START_S:g} s") from None

@@ -22,15 +22,13 @@ class CdpError(Exception):
     """The browser returned an error for a call."""
 
 
-class CdpConnection:
-    """One connection to one browser."""
+class CdpConnection(asyncio.Protocol):
+    """One connection to one browser. It is the protocol of the pipe it reads from."""
 
     def __init__(self, write_fd: int, read_fd: int) -> None:
         self._write_fd, self._read_fd = write_fd, read_fd
         self._numbers = itertools.count(1)
         self._pending: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._remaining: dict[asyncio.Future[dict[str, Any]], int] = {}
-        """The number of responses that are missing for calls sent together."""
         self._callbacks: dict[str, Callable[[str, dict[str, Any]], None]] = {}
         self._closed: SessionFailed | None = None
         self._chunks: list[bytes] = []
@@ -41,7 +39,7 @@ class CdpConnection:
         """Start reading."""
         loop = asyncio.get_running_loop()
         source = os.fdopen(self._read_fd, "rb", buffering=0)
-        self._reading, _ = await loop.connect_read_pipe(lambda: _PipeReader(self._on_data, self._close), source)
+        self._reading, _ = await loop.connect_read_pipe(lambda: self, source)
         target = os.fdopen(self._write_fd, "wb", buffering=0)
         self._writing, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, target)
 
@@ -66,39 +64,31 @@ class CdpConnection:
         self, method: str, params: dict[str, Any] | None = None, *, session: str | None = None
     ) -> asyncio.Future[dict[str, Any]]:
         """Send a call and return the future of its response."""
-        return self.call_all([(method, params or {})], session=session)
+        return self.start_calls([(method, params or {})], session=session)[0]
 
-    def call_all(self, calls: Iterable[Call], *, session: str | None = None) -> asyncio.Future[dict[str, Any]]:
-        """Send calls in one write, in this order, and return the future of the last response.
+    def start_calls(self, calls: Iterable[Call], *, session: str | None = None) -> list[asyncio.Future[dict[str, Any]]]:
+        """Send calls in one write, in this order, and return the future of each response.
 
         A write costs as much as all other work for a call.
         """
-        response: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
-        requests = list(calls)
-        if len(requests) > 1:
-            self._remaining[response] = len(requests)
-        self._send_all([(call, response) for call in requests], session)
-        return response
-
-    def call_each(self, calls: Iterable[Call], *, session: str | None = None) -> list[asyncio.Future[dict[str, Any]]]:
-        """Send calls in one write, in this order, and return the future of each response."""
-        loop = asyncio.get_running_loop()
-        requests = [(call, loop.create_future()) for call in calls]
-        self._send_all(requests, session)
-        return [response for _, response in requests]
-
-    def _send_all(self, calls: list[tuple[Call, asyncio.Future[dict[str, Any]]]], session: str | None) -> None:
-        messages = []
-        for (method, params), response in calls:
+        responses, messages = [], []
+        for method, params in calls:
+            response: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+            responses.append(response)
             if self._closed is not None:
-                self._remaining.pop(response, None)
-                if not response.done():
-                    _fail(response, self._closed)
+                _fail(response, self._closed)
                 continue
             number = next(self._numbers)
             self._pending[number] = response
             messages.append(_message(number, method, params, session))
         self._write(b"".join(messages))
+        return responses
+
+    def start_all(self, calls: Iterable[Call], *, session: str | None = None) -> asyncio.Future[list[dict[str, Any]]]:
+        """Send calls in one write and return the future of all responses; it fails with the first error."""
+        responses = asyncio.gather(*self.start_calls(calls, session=session))
+        responses.add_done_callback(lambda done: done.cancelled() or done.exception())  # retrieved, as in `_fail`
+        return responses
 
     async def call(
         self, method: str, params: dict[str, Any] | None = None, *, session: str | None = None, timeout: float = 10.0
@@ -123,13 +113,18 @@ class CdpConnection:
         if self._writing is not None and self._closed is None:
             self._writing.write(data)
 
-    def _on_data(self, data: bytes) -> None:
+    def data_received(self, data: bytes) -> None:
+        """Split the data of the pipe into messages."""
         first, *others = data.split(b"\0")
         self._chunks.append(first)
         for rest in others:
             message = self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
             self._chunks = [rest]
             self._on_message(json.loads(message.decode()))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The browser exited."""
+        self._close("the browser is gone")
 
     def _on_message(self, message: dict[str, Any]) -> None:
         number = message.get("id")
@@ -139,15 +134,10 @@ class CdpConnection:
                 callback(message["method"], message.get("params", {}))
             return
         response = self._pending.pop(number, None)
-        if response is None:
-            return
-        left = self._remaining.pop(response, 1) - 1
-        if response.done():
+        if response is None or response.done():
             return
         if "error" in message:
             _fail(response, CdpError(message["error"].get("message", "refused")))
-        elif left:
-            self._remaining[response] = left
         else:
             response.set_result(message.get("result", {}))
 
@@ -155,7 +145,6 @@ class CdpConnection:
         if self._closed is None:
             self._closed = SessionFailed("browser_gone", reason)
         pending, self._pending = self._pending, {}
-        self._remaining.clear()
         for response in pending.values():
             if not response.done():
                 _fail(response, self._closed)
@@ -166,21 +155,6 @@ class CdpConnection:
 def _fail(response: asyncio.Future[dict[str, Any]], error: Exception) -> None:
     response.set_exception(error)
     response.exception()  # retrieved, so that asyncio does not warn when no task waits for it
-
-
-class _PipeReader(asyncio.Protocol):
-    """Reads from the browser."""
-
-    def __init__(self, on_data: Callable[[bytes], None], on_close: Callable[[str], None]) -> None:
-        self._on_data, self._on_close = on_data, on_close
-
-    def data_received(self, data: bytes) -> None:
-        """Pass data on."""
-        self._on_data(data)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The browser exited."""
-        self._on_close("the browser is gone")
 
 
 def _message(number: int, method: str, params: dict[str, Any], session: str | None) -> bytes:

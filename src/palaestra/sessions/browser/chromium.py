@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra.errors import ConfigError, SessionFailed
+from palaestra.processes.procfs import list_pids, read_stat
 
 _NAMES = ("chromium-headless-shell", "headless_shell", "chromium", "chromium-browser", "google-chrome", "chrome")
 _REMEDY = "Install one: apt-get install chromium-headless-shell, or: playwright install chromium"
@@ -153,11 +154,4 @@ def _group_is_alive(group: int) -> bool:
         return False
     if not Path("/proc/self/stat").exists():
         return True
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with contextlib.suppress(OSError, IndexError, ValueError):
-                # The name in parentheses may contain anything; state, parent and group follow it.
-                state, _, process_group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-                if int(process_group) == group and state not in "ZX":
-                    return True
-    return False
+    return any(stat is not None and stat.group == group for stat in map(read_stat, list_pids()))

@@ -104,7 +104,7 @@ class Page:
             metrics = {"width": self._size.width, "height": self._size.height, "deviceScaleFactor": 1, "mobile": False}
             calls.append(("Emulation.setDeviceMetricsOverride", metrics))
         self._install_prelude("")
-        await self._wait_for(cdp.call_all(calls, session=session), "the page could not be prepared")
+        await self._wait_for(cdp.start_all(calls, session=session), "the page could not be prepared")
         await self._fail_on_error(self._clock.start())
         await self._load(entry)
 
@@ -200,7 +200,7 @@ class Page:
         """
         settings = {"expression": expression, "returnByValue": True, "awaitPromise": True}
         calls: list[Call] = [("Runtime.evaluate", settings), ("Runtime.evaluate", {"expression": "0"})]
-        value, after = self._browser.cdp.call_each(calls, session=self._target.session)
+        value, after = self._browser.cdp.start_calls(calls, session=self._target.session)
         await self._wait_for(after, f"the page did not respond to {expression[:80]!r}")
         end = asyncio.get_running_loop().time() + self._deadline
         # The second expression is evaluated after the first, so a missing value is a pending promise. Whether time
@@ -245,14 +245,14 @@ class Page:
         if not events:
             await self.evaluate("1")
             return
-        sent = self._browser.cdp.call_all(events, session=self._target.session)
+        sent = self._browser.cdp.start_all(events, session=self._target.session)
         await self._wait_for_events(sent, needs_frame=isinstance(action, Move | Scroll))
         if isinstance(action, Scroll):
             # The wheel event is acknowledged one frame before the content moves.
             await self._frame()
         await self.settle()
 
-    async def _wait_for_events(self, sent: asyncio.Future[dict[str, Any]], *, needs_frame: bool) -> None:
+    async def _wait_for_events(self, sent: asyncio.Future[Any], *, needs_frame: bool) -> None:
         """Wait until the page has handled every event.
 
         Moves and the wheel are handled in the next frame, which is drawn first with `needs_frame`. Pressing a button
@@ -287,7 +287,7 @@ class Page:
         await self._wait_for(response, f"the page did not respond to {method}")
         return response.result()
 
-    async def _wait_for(self, response: asyncio.Future[dict[str, Any]], problem: str) -> None:
+    async def _wait_for(self, response: asyncio.Future[Any], problem: str) -> None:
         """Wait for a response; the page fails if it breaks meanwhile or the deadline passes."""
 
         async def wait() -> None:

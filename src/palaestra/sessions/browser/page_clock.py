@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from palaestra.errors import SessionFailed
 from palaestra.sessions.browser.cdp import CdpConnection
@@ -38,27 +38,6 @@ MAX_TASKS_PER_INSTANT = 1000
 """Tasks that may run before page time advances. Without a limit, a page that posts itself messages stops it."""
 
 _SET_POLICY = "Emulation.setVirtualTimePolicy"
-
-
-class PageClock(Protocol):
-    """The clock of a page."""
-
-    elapsed_ms: float
-
-    async def start(self) -> None:
-        """Start the clock, before the page is navigated to its task."""
-
-    async def advance(self, milliseconds: float) -> None:
-        """Return when this much page time has passed."""
-
-    def frame_ticks(self) -> float:
-        """The time stamp of the next frame."""
-
-    def on_event(self, method: str) -> None:
-        """Handle an event of the page."""
-
-    def fail(self, failure: SessionFailed) -> None:
-        """Fail the current advance and every later one."""
 
 
 class VirtualTime:
@@ -168,6 +147,9 @@ class RealTime:
         """Fail the current advance and every later one."""
         self._failure = failure
         self._failed.set()
+
+
+PageClock: TypeAlias = VirtualTime | RealTime
 
 
 def _propagate_error(answer: asyncio.Future[dict[str, Any]], expired: asyncio.Future[None]) -> None:

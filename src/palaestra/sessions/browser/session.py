@@ -50,16 +50,7 @@ class BrowserSession(SessionState):
             except SessionFailed:
                 await self._close_page()
                 raise
-            spec = TaskSpec(
-                request.suite,
-                request.name,
-                request.seed,
-                dict(request.params),
-                instruction,
-                task.step_limit,
-                task.screen,
-                task.reward_range,
-            )
+            spec = request.resolve(instruction, task.step_limit, task.screen, task.reward_range)
             self._episode = EpisodeTracker(spec)
             browser.prepare_spare(task.screen)
             return spec

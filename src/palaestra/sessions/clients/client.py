@@ -114,9 +114,10 @@ class HttpClient:
         params: Mapping[str, str] | None = None,
     ) -> HttpResponse:
         """Send a request and wait for its response; `extra_s` is added to the timeout of each attempt."""
+        options = {"data": body, "params": params, "headers": {**self._headers, **(headers or {})}}
         attempt = 0
         while True:
-            result, retry = await self._attempt(method, path, body, headers or {}, extra_s, params)
+            result, retry = await self._attempt(method, path, self.retry.attempt_s + extra_s, options)
             if isinstance(result, HttpResponse):
                 return result
             attempt += 1
@@ -125,26 +126,17 @@ class HttpClient:
             await asyncio.sleep(self.retry.pause(attempt - 1, self._rng))
 
     async def _attempt(
-        self,
-        method: str,
-        path: str,
-        body: bytes | None,
-        headers: Mapping[str, str],
-        extra_s: float,
-        params: Mapping[str, str] | None,
+        self, method: str, path: str, seconds: float, options: Mapping[str, Any]
     ) -> tuple[HttpResponse | Exception, str]:
         """The response; or the error and whether to retry: `always`, `maybe` (if repeatable) or `never`."""
-        seconds = self.retry.attempt_s + extra_s
         place = f"{method} {self.url}{path}"
         try:
             async with self._session().request(
                 method,
                 self.url + path,
-                data=body,
-                params=params,
-                headers={**self._headers, **headers},
                 timeout=aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_S),
                 allow_redirects=False,
+                **options,
             ) as response:
                 result = HttpResponse(response.status, response.headers, await response.read())
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:

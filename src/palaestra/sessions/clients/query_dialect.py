@@ -115,15 +115,8 @@ class QueryDialectSession(SessionState):
                 text = f"the screen is {screenshot.size}, expected was {self._expected}"
                 raise SessionFailed("bad_screenshot", text)
             self._initial_report = await self._read_report()
-            spec = TaskSpec(
-                request.suite,
-                request.name,
-                request.seed,
-                dict(request.params),
-                assignment.instruction,
-                assignment.step_limit,
-                screenshot.size,
-                assignment.reward_range,
+            spec = request.resolve(
+                assignment.instruction, assignment.step_limit, screenshot.size, assignment.reward_range
             )
             self._episode, self._judge = EpisodeTracker(spec), assignment.judge
             return spec

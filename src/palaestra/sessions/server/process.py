@@ -16,11 +16,10 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 
-import uvicorn
 from fastapi import FastAPI
 
 from palaestra.errors import ConfigError, SessionFailed, SessionRefused
-from palaestra.http.server import KEEP_ALIVE_S, SignalFreeServer, listen, loop_factory
+from palaestra.http.server import build_server, listen, loop_factory
 from palaestra.sessions.action import UiAction
 from palaestra.sessions.browser.browser import SharedBrowser
 from palaestra.sessions.browser.chromium import find_chromium
@@ -95,19 +94,7 @@ async def serve(
 
     Requests that are still in progress after `GRACE_S` are failed by `abort`, so that they get an error response.
     """
-    config = uvicorn.Config(
-        app,
-        http="httptools",
-        ws="none",
-        lifespan="on",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        date_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        timeout_graceful_shutdown=GRACE_S + ABORT_S,
-    )
-    server = SignalFreeServer(config)
+    server = build_server(app, lifespan="on", date_header=False, timeout_graceful_shutdown=GRACE_S + ABORT_S)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
     stopping = asyncio.create_task(until.wait())
     try:

@@ -7,7 +7,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
-from palaestra.config import closest_names, import_address
+from palaestra.config import closest_names, import_address, suggest_name
 from palaestra.errors import SessionRefused
 from palaestra.sessions.suite import Suite, Task
 
@@ -33,8 +33,7 @@ def make_task(suite: str, name: str, seed: int, params: Mapping[str, Any]) -> Ta
     """The task `suite/name`; refuses unknown names and suggests the closest one."""
     known = suites()
     if suite not in known:
-        close = closest_names(suite, known, count=1)
-        remedy = f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(known))}."
+        remedy = suggest_name(suite, known, f"There are {', '.join(sorted(known))}.")
         raise SessionRefused("unknown_task", f"task = '{suite}/{name}': no suite has this name. {remedy}", status=404)
     if name not in known[suite].names():
         close = closest_names(name, known[suite].names(), count=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 from palaestra.errors import SessionRefused
 from palaestra.sessions.screen import Size
-from palaestra.sessions.suite import Task, parse_params
+from palaestra.sessions.suite import STEP_LIMIT_SCHEMA, Task, parse_params
 from palaestra.sessions.task import TaskProgress
 
 LABELS = "apple bread cloud dune ember fern glass honey iron jade kite lemon moss north olive pearl quill river".split()
@@ -21,6 +21,7 @@ LEVELS = (
     (1, 90, 60), (1, 50, 30), (2, 60, 30), (3, 50, 24), (4, 44, 20), (6, 40, 18), (8, 38, 16), (12, 36, 14),
 )  # fmt: skip
 """Number of buttons, and width and height of each, by difficulty from 1."""
+_STEPS = 3
 
 
 class ClickTarget:
@@ -32,9 +33,18 @@ class ClickTarget:
         """One task; `difficulty` is a parameter."""
         return ("button",)
 
+    def parameters(self, name: str) -> dict[str, Any]:
+        """JSON Schema of the parameters."""
+        description = "From one large button to twelve small ones."
+        limits = {"minimum": 1, "maximum": len(LEVELS)}
+        return {
+            "difficulty": {"type": "integer", "default": 1, **limits, "description": description},
+            "step_limit": {**STEP_LIMIT_SCHEMA, "default": _STEPS},
+        }
+
     def make(self, name: str, seed: int, params: Mapping[str, Any]) -> Task:
         """The task with the parameters `difficulty` and `step_limit`."""
-        given = parse_params(params, difficulty=(int, 1), step_limit=(int, 3))
+        given = parse_params(params, difficulty=(int, 1), step_limit=(int, _STEPS))
         if not 1 <= given["difficulty"] <= len(LEVELS):
             text = f"params.difficulty = {given['difficulty']}: must lie between 1 and {len(LEVELS)}."
             raise SessionRefused("bad_params", text, status=422)

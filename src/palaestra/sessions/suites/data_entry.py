@@ -14,7 +14,7 @@ from typing import Any
 
 from palaestra.errors import SessionRefused
 from palaestra.sessions.screen import Size
-from palaestra.sessions.suite import PageRequest, PageResponse, Task, parse_params
+from palaestra.sessions.suite import STEP_LIMIT_SCHEMA, PageRequest, PageResponse, Task, parse_params
 from palaestra.sessions.task import TaskProgress
 
 FIRST = "Ada Ben Cleo Dara Egon Fay Gus Hana Ivo June Kai Lena Milo Nora Otto Pia Quin Rosa Sven Tess Uma Vito".split()
@@ -22,6 +22,8 @@ LAST = (
     "Abel Brandt Costa Dietz Ekman Fuchs Gruber Holm Ito Jansen Krause Lund Meyer Novak Olsen Price Quist Ruiz".split()
 )
 WRONG_SUBMISSION_COST = 0.1
+MAX_ROWS = 14
+_ROWS, _WANTED, _STEPS = 10, 3, 60
 
 
 class DataEntry:
@@ -33,11 +35,21 @@ class DataEntry:
         """One task."""
         return ("form",)
 
+    def parameters(self, name: str) -> dict[str, Any]:
+        """JSON Schema of the parameters."""
+        limits = {"type": "integer", "minimum": 1, "maximum": MAX_ROWS}
+        return {
+            "rows": {**limits, "default": _ROWS, "description": "Rows of the sheet."},
+            "wanted": {**limits, "default": _WANTED, "description": "Rows to enter; at most as many as there are."},
+            "step_limit": {**STEP_LIMIT_SCHEMA, "default": _STEPS},
+        }
+
     def make(self, name: str, seed: int, params: Mapping[str, Any]) -> Task:
         """The task with `rows` rows in the sheet, of which `wanted` are to be entered."""
-        given = parse_params(params, rows=(int, 10), wanted=(int, 3), step_limit=(int, 60))
-        if not 1 <= given["wanted"] <= given["rows"] <= 14:
-            text = f"params.wanted = {given['wanted']}, params.rows = {given['rows']}: need 1 <= wanted <= rows <= 14."
+        given = parse_params(params, rows=(int, _ROWS), wanted=(int, _WANTED), step_limit=(int, _STEPS))
+        if not 1 <= given["wanted"] <= given["rows"] <= MAX_ROWS:
+            numbers = f"params.wanted = {given['wanted']}, params.rows = {given['rows']}"
+            text = f"{numbers}: need 1 <= wanted <= rows <= {MAX_ROWS}."
             raise SessionRefused("bad_params", text, status=422)
         if given["step_limit"] < 1:
             raise SessionRefused("bad_params", "params.step_limit: must be at least 1.", status=422)

@@ -24,7 +24,7 @@ from typing import Any
 
 from palaestra.errors import SessionRefused
 from palaestra.sessions.screen import Size
-from palaestra.sessions.suite import PageRequest, PageResponse, Task, parse_params
+from palaestra.sessions.suite import STEP_LIMIT_SCHEMA, PageRequest, PageResponse, Task, parse_params
 from palaestra.sessions.task import TaskProgress
 
 Read = Callable[[str], bytes | None]
@@ -74,6 +74,10 @@ class MiniWob:
     def names(self) -> Sequence[str]:
         """The name of every page; empty when the package is not installed."""
         return self._names
+
+    def parameters(self, name: str) -> dict[str, Any]:
+        """JSON Schema of the parameters."""
+        return {"step_limit": {**STEP_LIMIT_SCHEMA, "default": STEP_LIMITS.get(name, STEP_LIMIT)}}
 
     def make(self, name: str, seed: int, params: Mapping[str, Any]) -> Task:
         """The page as a task."""

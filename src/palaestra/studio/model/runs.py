@@ -239,7 +239,7 @@ class MachineModel(Revised):
     def receive(self, usage: MachineUsage) -> None:
         """A sample has arrived."""
         self.usage = usage
-        self.cpu.append(usage.cpu)
+        self.cpu.append(usage.cpu_percent / 100)
         if usage.memory_total_bytes:
             self.memory.append(usage.memory_used_bytes / usage.memory_total_bytes)
         self.touch()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from palaestra.runs.trajectories import TrajectoryDocument, TrajectorySummary, TrajectoryTurn
 from palaestra.studio.model.revision import Revised
 
 _MAX_PICTURES = 200
@@ -25,8 +26,8 @@ class TrajectoriesModel(Revised):
         self.file = ""
         """The episode that is shown."""
         self.turn = 0
-        self._entries: tuple[Any, ...] = ()
-        self._documents: dict[str, Any] = {}
+        self._entries: tuple[TrajectorySummary, ...] = ()
+        self._documents: dict[str, TrajectoryDocument] = {}
         self._pictures: OrderedDict[str, Any] = OrderedDict()
         self._requested: set[str] = set()
 
@@ -39,7 +40,7 @@ class TrajectoriesModel(Revised):
         self.touch()
         return True
 
-    def set_entries(self, run_id: str, entries: Sequence[Any]) -> None:
+    def set_entries(self, run_id: str, entries: Sequence[TrajectorySummary]) -> None:
         """The list has arrived."""
         if run_id == self.run_id:
             self._entries, self.is_loaded = tuple(entries), True
@@ -54,7 +55,7 @@ class TrajectoriesModel(Revised):
             self.search = text
             self.touch()
 
-    def visible(self) -> list[Any]:
+    def visible(self) -> list[TrajectorySummary]:
         """The episodes that match the search, newest first."""
         words = self.search.lower().split()
         return [
@@ -69,22 +70,22 @@ class TrajectoriesModel(Revised):
             self.file, self.turn = file, 0
             self.touch()
 
-    def set_document(self, file: str, document: Any) -> None:
+    def set_document(self, file: str, document: TrajectoryDocument) -> None:
         """An episode has arrived."""
         self._documents[file] = document
         self.touch()
 
     @property
-    def document(self) -> Any:
+    def document(self) -> TrajectoryDocument | None:
         """The episode that is shown; None until it has arrived."""
         return self._documents.get(self.file)
 
     @property
-    def entry(self) -> Any:
+    def entry(self) -> TrajectorySummary | None:
         """The summary of the episode that is shown."""
         return next((entry for entry in self._entries if entry.file == self.file), None)
 
-    def group(self) -> list[Any]:
+    def group(self) -> list[TrajectorySummary]:
         """The episodes of the group of the one that is shown, in their order."""
         shown = self.entry
         if shown is None or not shown.group:
@@ -100,7 +101,7 @@ class TrajectoriesModel(Revised):
             self.touch()
 
     @property
-    def turns(self) -> Sequence[Any]:
+    def turns(self) -> Sequence[TrajectoryTurn]:
         """The turns of the episode that is shown."""
         document = self.document
         return () if document is None else document.turns
@@ -127,11 +128,6 @@ class TrajectoriesModel(Revised):
         return [(self.file, sha256) for sha256 in missing]
 
 
-def screen_of(turn: Any) -> str:
+def screen_of(turn: TrajectoryTurn) -> str:
     """Hash of the screen that a turn replies to; empty without one."""
-    screens = turn.get("screens") if isinstance(turn, Mapping) else getattr(turn, "screens", ())
-    return str(_sha256(screens[-1])) if screens else ""
-
-
-def _sha256(screen: Any) -> Any:
-    return screen.get("sha256", "") if isinstance(screen, Mapping) else getattr(screen, "sha256", screen)
+    return turn.pictures[-1].sha256 if turn.pictures else ""

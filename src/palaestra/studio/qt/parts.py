@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QPushButton,
     QScrollArea,
     QSizePolicy,
+    QSpinBox,
     QToolButton,
     QVBoxLayout,
     QWidget,
@@ -77,6 +78,15 @@ def icon_button(theme: Theme, icon_name: str, perform: Callable[[], None], *, ti
     button.setAccessibleName(tip)
     button.clicked.connect(lambda _=False: perform())
     return button
+
+
+def number_box(minimum: int, maximum: int, *, accessible: str) -> QSpinBox:
+    """A field for a whole number."""
+    box = QSpinBox()
+    box.setRange(minimum, maximum)
+    box.setButtonSymbols(QSpinBox.ButtonSymbols.NoButtons)
+    box.setAccessibleName(accessible)
+    return box
 
 
 def row(*items: QWidget | QLayout | int | None, spacing: int = 8, margins: Sequence[int] = (0, 0, 0, 0)) -> QHBoxLayout:

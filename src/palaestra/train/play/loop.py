@@ -397,7 +397,7 @@ class PlayLoop:
             return
         if self._acting is not None:
             self._acting.policy.close()
-        notes = tuple(str(note) for note in message.header.get("notes") or ())
+        notes = seat.status.notes + tuple(str(note) for note in message.header.get("notes") or ())
         seat.status = dataclasses.replace(seat.status, state="ready", notes=notes)
         self._acting, self._loading = seat, None
         seat.begin(description.instruction, self._seed)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QStringListModel, Qt
-from PySide6.QtWidgets import QCompleter, QLineEdit, QSpinBox, QWidget
+from PySide6.QtWidgets import QCompleter, QLineEdit, QWidget
 
-from palaestra.studio.qt.parts import Segments, column, frame, label, line, push_button, row, scroll
+from palaestra.studio.qt.parts import Segments, column, frame, label, line, number_box, push_button, row, scroll
 from palaestra.studio.qt.theme import Theme
 from palaestra.studio.qt.view import View
 from palaestra.studio.studio import Studio
@@ -17,11 +17,9 @@ class SessionDock(View):
     def __init__(self, studio: Studio, theme: Theme, parameters: QWidget, train: QWidget, trained: QWidget) -> None:
         super().__init__(studio, theme, [studio.session.environments, studio.session.play])
         self.environment = EnvironmentField(studio, theme)
-        self._seed = QSpinBox()
-        self._seed.setRange(0, 2**31 - 1)
-        self._seed.setAccessibleName("Seed")
+        self._seed = number_box(0, 2**31 - 1, accessible="Seed")
         self._seed.setToolTip("Seed of the first episode; each further episode adds one.")
-        self._seed.editingFinished.connect(lambda: studio.session.environments.set_seed(self._seed.value()))
+        self._seed.editingFinished.connect(lambda: studio.session.set_seed(self._seed.value()))
         self._play = push_button("Play", studio.session.start, role="primary", tip="Start a play (F5)")
         self._problem = label("", "danger", wrap=True)
         self.mode = Segments([("human", "Human"), ("hybrid", "Hybrid"), ("agent", "Agent")], accessible="Who acts")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QCheckBox, QComboBox, QInputDialog, QLineEdit, QMenu, QPlainTextEdit, QSpinBox, QWidget
+from PySide6.QtWidgets import QCheckBox, QComboBox, QInputDialog, QLineEdit, QMenu, QPlainTextEdit, QWidget
 
 from palaestra.runs.runner import Finding, RunnerCapabilities
 from palaestra.studio.qt.icons import icon
-from palaestra.studio.qt.parts import Badge, clear_layout, column, frame, label, line, push_button, row
+from palaestra.studio.qt.parts import Badge, clear_layout, column, frame, label, line, number_box, push_button, row
 from palaestra.studio.qt.theme import Theme, monospace_font
 from palaestra.studio.qt.view import Rotation, View
 from palaestra.studio.qt.views.form_view import FormView
@@ -155,9 +155,7 @@ class RunOptionsForm(View):
         self._tags.textEdited.connect(
             lambda text: change(tags=tuple(part.strip() for part in text.split(",") if part.strip()))
         )
-        self._gpus, self._nice = QSpinBox(), QSpinBox()
-        self._gpus.setRange(0, 64)
-        self._nice.setRange(0, 19)
+        self._gpus, self._nice = number_box(0, 64, accessible="GPUs"), number_box(0, 19, accessible="Niceness")
         self._nice.setToolTip("CPU niceness (0–19; higher yields more, so that the window stays smooth)")
         self._gpus.valueChanged.connect(lambda value: change(gpus=value))
         self._nice.valueChanged.connect(lambda value: change(nice=value))

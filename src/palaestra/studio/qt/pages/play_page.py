@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QImage
-from PySide6.QtWidgets import QHeaderView, QSlider, QSplitter, QTableWidget, QTableWidgetItem, QWidget
+from PySide6.QtWidgets import QHeaderView, QSizePolicy, QSlider, QSplitter, QTableWidget, QTableWidgetItem, QWidget
 
 from palaestra.runs.play.state import Axis, Choice, PlayState, StepReport
 from palaestra.studio.qt.icons import icon
@@ -255,6 +257,7 @@ class ControlsPanel(View):
         inner = frame(self._flow, "bar")
         self._flow.setContentsMargins(12, 6, 12, 6)
         self.setLayout(column(inner))
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
         self.setVisible(False)
 
     def refresh_if_changed(self) -> bool:
@@ -329,6 +332,8 @@ class StepTable(View):
         header = self._table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.Interactive)
         header.setStretchLastSection(True)
+        header.setDefaultAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter)
+        self._table.setColumnWidth(4, 150)
         self._first_shown: StepReport | None = None
         self.setMinimumHeight(0)
         self.setLayout(column(self._table))
@@ -355,32 +360,33 @@ class StepTable(View):
             self._table.setRowCount(0)
         for report in reversed(new):
             self._table.insertRow(0)
-            for index, text in enumerate(_cells(report)):
-                item = QTableWidgetItem(text)
-                if index in (0, 3, 4):
-                    item.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-                self._table.setItem(0, index, item)
+            for index, text in enumerate(self._cells(report)):
+                self._table.setItem(0, index, QTableWidgetItem(text))
         if self._table.rowCount() > _MAX_ROWS:
             self._table.setRowCount(_MAX_ROWS)
 
+    def _cells(self, report: StepReport) -> tuple[str, ...]:
+        state = self.studio.session.play.state
+        choices = () if state is None else state.environment.controls.choices
+        actor = {"human": "you", "agent": "agent", None: "–"}[report.actor]
+        end = " (terminated)" if report.terminated else " (truncated)" if report.truncated else ""
+        return (
+            f"{report.episode}.{report.step}",
+            actor,
+            format_action(report.action, choices),
+            f"{report.reward:.4g}",
+            f"{report.episode_return:.5g}{end}",
+            format_outputs(report.outputs),
+        )
 
-def _cells(report: StepReport) -> tuple[str, ...]:
-    actor = {"human": "you", "agent": "agent", None: "–"}[report.actor]
-    end = " (terminated)" if report.terminated else " (truncated)" if report.truncated else ""
-    return (
-        f"{report.episode}.{report.step}",
-        actor,
-        format_action(report.action),
-        f"{report.reward:.4g}",
-        f"{report.episode_return:.5g}{end}",
-        format_outputs(report.outputs),
-    )
 
-
-def format_action(action: object) -> str:
-    """An action in a few characters."""
+def format_action(action: object, choices: Sequence[Choice] = ()) -> str:
+    """An action in a few characters, by its name if it has one."""
     if action is None:
         return "–"
+    named = next((choice.label for choice in choices if choice.action == action), "")
+    if named:
+        return named
     if isinstance(action, dict):
         kind = str(action.get("kind", ""))
         details = [f"{value}" for key, value in action.items() if key != "kind" and value not in (None, 1, "left", [])]

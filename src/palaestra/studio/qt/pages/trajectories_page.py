@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QColor, QImage, QPainter, QPaintEvent, QPen
@@ -18,6 +16,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from palaestra.runs.trajectories import TrajectoryTurn
+from palaestra.runs.wire import JsonObject
 from palaestra.studio.model.trajectories import screen_of
 from palaestra.studio.qt.parts import (
     Badge,
@@ -210,8 +210,8 @@ class TrajectoryViewer(View):
             self.screenshot.show_screen(None, [])
             return
         turn = turns[model.turn]
-        self.screenshot.show_screen(model.picture(screen_of(turn)), action_points(_get(turn, "action")))
-        self._turn.setText(f"turn {model.turn + 1} of {len(turns)} · reward {_get(turn, 'reward') or 0:.3g}")
+        self.screenshot.show_screen(model.picture(screen_of(turn)), action_points(turn.action))
+        self._turn.setText(f"turn {model.turn + 1} of {len(turns)} · reward {turn.reward:.3g}")
         self._reply.setPlainText(describe_turn(turn))
         self._show_group()
 
@@ -232,9 +232,9 @@ class TrajectoryViewer(View):
             self._group.addWidget(button)
 
 
-def action_points(action: Any) -> list[tuple[float, float]]:
+def action_points(action: JsonObject | None) -> list[tuple[float, float]]:
     """The points of an action on the screen, in its pixels."""
-    if not isinstance(action, Mapping):
+    if action is None:
         return []
     if isinstance(action.get("path"), list):
         return [(float(x), float(y)) for x, y in action["path"]]
@@ -242,24 +242,14 @@ def action_points(action: Any) -> list[tuple[float, float]]:
     return [(float(at[0]), float(at[1]))] if isinstance(at, list) and len(at) == 2 else []
 
 
-def describe_turn(turn: Any) -> str:
+def describe_turn(turn: TrajectoryTurn) -> str:
     """What the model wrote and did in a turn."""
-    parts = [str(_get(turn, "text") or "")]
-    unreadable = _get(turn, "unreadable")
-    if unreadable:
-        parts.append(f"unreadable: {unreadable}")
-    action = _get(turn, "action")
-    if isinstance(action, Mapping):
-        parts.append("action: " + " ".join(f"{key}={value}" for key, value in action.items()))
-    log_probs = _get(turn, "log_probs") or ()
-    if log_probs:
-        parts.append(f"{len(log_probs)} tokens, log-probability {sum(log_probs):.3f}")
-    for name in ("advantage", "value"):
-        number = _get(turn, name)
-        if number is not None:
-            parts.append(f"{name} {number:.4g}")
+    parts = [turn.text]
+    if turn.unreadable:
+        parts.append(f"unreadable: {turn.unreadable}")
+    if turn.action is not None:
+        parts.append("action: " + " ".join(f"{key}={value}" for key, value in turn.action.items()))
+    if turn.log_probs:
+        version = f", policy version {turn.versions[0]}" if turn.versions else ""
+        parts.append(f"{len(turn.log_probs)} tokens, log-probability {sum(turn.log_probs):.3f}{version}")
     return "\n".join(part for part in parts if part)
-
-
-def _get(turn: Any, name: str) -> Any:
-    return turn.get(name) if isinstance(turn, Mapping) else getattr(turn, name, None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFrame
+from PySide6.QtWidgets import QFrame, QPushButton
 
 from palaestra.runs.phase import Phase
 from palaestra.studio.qt.parts import Badge, column, frame, label, push_button, row
@@ -36,7 +38,9 @@ class WelcomePage(View):
         inner = column(title, text, 12, cards, 8, row(skip, None), spacing=8)
         self.setLayout(column(None, row(None, inner, None), None, margins=(40, 20, 40, 20)))
 
-    def _card(self, number: str, title: str, text: str, action: str, perform: object) -> tuple[QFrame, Badge, object]:
+    def _card(
+        self, number: str, title: str, text: str, action: str, perform: Callable[[], None]
+    ) -> tuple[QFrame, Badge, QPushButton]:
         badge = Badge(self.theme, "to do", "muted")
         button = push_button(action, perform, role="primary")
         count = label(number, "number")

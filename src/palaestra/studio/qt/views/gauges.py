@@ -74,11 +74,11 @@ class MachineGauges(View):
         usage = model.usage
         if usage is None:
             return
-        self._cpu.set_values(list(model.cpu), f"CPU of the service's machine: {100 * usage.cpu:.0f} %")
+        self._cpu.set_values(list(model.cpu), f"CPU of the service's machine: {usage.cpu_percent:.0f} %")
         used, total = format_bytes(usage.memory_used_bytes), format_bytes(usage.memory_total_bytes)
         disk = format_bytes(usage.disk_free_bytes)
         self._memory.set_values(list(model.memory), f"{used} of {total} memory used; {disk} free on disk")
-        self._gpus.setText("  ".join(f"GPU {gpu.index} {100 * gpu.utilisation:.0f} %" for gpu in usage.gpus))
+        self._gpus.setText("  ".join(f"GPU {gpu.index} {gpu.busy_percent or 0:.0f} %" for gpu in usage.gpus))
         self._gpus.setVisible(bool(usage.gpus))
         live = self.studio.browser.runs.live()
         running = sum(record.phase.has_process for record in live)
