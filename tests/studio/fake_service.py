@@ -68,7 +68,7 @@ class FakeService:
 
     def __init__(self):
         self.health = queue.SimpleQueue()
-        """Answers of the next health checks: None, or an error; the last one stays."""
+        """Answers of the next health checks, one each: None, or an error; the last one stays."""
         self._health = None
         self._prepared = {}
         self.opened = {}
@@ -82,7 +82,7 @@ class FakeService:
         return streams[0]
 
     def check_health(self, timeout_s):
-        while not self.health.empty():
+        if not self.health.empty():
             self._health = self.health.get()
         if self._health is not None:
             raise self._health

@@ -34,7 +34,8 @@ _BUDGET_S = 0.008
 """Longest time that one `drain` spends on callbacks."""
 _RETRY_S = 0.5
 _HEALTH_EVERY_S = 0.75
-_HEALTH_TIMEOUT_S = 1.0
+_HEALTH_TIMEOUTS_S = (1.0, 2.0)
+"""A busy service gets a second chance; one that is gone refuses both at once."""
 _LAST_REQUESTS_S = 1.0
 """Time of the requests in flight when the feed is closed. The service performs what it has received in any case."""
 _MAX_LOG_CHARACTERS = 1 << 18
@@ -332,18 +333,27 @@ class ServiceFeed:
     def _read_health(self, stream: Stream) -> None:
         was_connected: bool | None = None
         while not stream.stopped.is_set():
-            is_connected, reason = True, ""
-            try:
-                self.service.check_health(_HEALTH_TIMEOUT_S)
-            except PalaestraError as error:
-                is_connected, reason = False, str(error)
-            except Exception as error:  # noqa: BLE001 - what answers may be no run service at all
-                is_connected, reason = False, f"{type(error).__name__}: {error}"
+            reason = self._find_failure()
+            is_connected = reason is None
             if is_connected is not was_connected:
                 was_connected = is_connected
                 subscribers = self._subscribers
-                self._post(subscribers.connected if is_connected else partial(subscribers.disconnected, reason))
+                self._post(subscribers.connected if reason is None else partial(subscribers.disconnected, reason))
             stream.stopped.wait(_HEALTH_EVERY_S)
+
+    def _find_failure(self) -> str | None:
+        """Why the service does not answer; None if it does."""
+        reason = ""
+        for timeout_s in _HEALTH_TIMEOUTS_S:
+            try:
+                self.service.check_health(timeout_s)
+            except PalaestraError as error:
+                reason = str(error)
+            except Exception as error:  # noqa: BLE001 - what answers may be no run service at all
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                return None
+        return reason
 
     def _read_run_events(self, stream: Stream) -> None:
         with self.service.watch_runs() as events:
