@@ -47,6 +47,16 @@ def test_of_two_points_at_one_step_the_later_one_is_newer():
     assert [row.tolist() for row in curve.arrays()] == [[5, 5], [1, 2], [10, 11]]
 
 
+def test_the_curve_of_a_resumed_run_replaces_what_the_run_made_before_behind_its_checkpoint():
+    curve = Curve()
+    curve.set_points(_points(100, 200, 300, 400))
+    curve.append([MetricPoint(220, 7.0, 1000.0), MetricPoint(230, 8.0, 1001.0)])
+
+    curve.set_points([*_points(100, 200), MetricPoint(220, 7.0, 1000.0)])
+
+    assert _steps(curve) == [100, 200, 220, 230]
+
+
 def test_an_empty_answer_takes_nothing_away():
     curve = Curve()
     curve.append(_points(1))

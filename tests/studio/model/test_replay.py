@@ -215,12 +215,12 @@ def test_a_picture_ahead_is_no_reason_to_draw_and_one_that_may_be_shown_is():
 def test_pictures_that_were_not_shown_for_long_are_dropped_and_loaded_again():
     replay = _replay(1000)
     replay.set_picture("e1", 0, "first")
-    for position in range(1, 400):
+    for position in range(1, 100):
         replay.set_picture("e1", position, position)
     assert replay.picture() == "first"  # shown now, so no longer the oldest
     replay.pictures_to_load()
 
-    replay.set_picture("e1", 400, 400)
+    replay.set_picture("e1", 100, 100)
 
     assert replay.picture() == "first"
     replay.seek(1)

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from palaestra.runs.machine import MachineUsage
 
+from palaestra.runs.machine import MachineUsage
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 from palaestra.studio.model.runs import (
@@ -364,17 +364,33 @@ def test_live_runs_are_those_that_have_not_ended_oldest_first():
 
 
 def _usage(**fields):
-    known = {"cpu": 0.5, "memory_used_bytes": 3, "memory_total_bytes": 4, "disk_free_bytes": 10, "gpus": ()}
+    known = {
+        "time": 0.0,
+        "cpu_percent": 50.0,
+        "core_percent": (50.0,),
+        "memory_used_bytes": 3,
+        "memory_total_bytes": 4,
+        "disk_free_bytes": 10,
+        "disk_total_bytes": 20,
+        "gpus": (),
+        "slots": 1,
+        "running": 0,
+        "num_queued": 0,
+        "queued": (),
+        "draining": False,
+        "service_pid": 1,
+        "service_memory_bytes": 1,
+    }
     return MachineUsage(**{**known, **fields})
 
 
 def test_the_machine_keeps_the_newest_sample_and_two_minutes_for_the_gauges():
     model = MachineModel()
     for index in range(130):
-        model.receive(_usage(cpu=index / 130))
+        model.receive(_usage(cpu_percent=index / 2))
 
-    assert model.usage.cpu == 129 / 130
-    assert (len(model.cpu), model.cpu[0], model.memory[-1]) == (120, 10 / 130, 0.75)
+    assert model.usage.cpu_percent == 64.5
+    assert (len(model.cpu), model.cpu[0], model.cpu[-1], model.memory[-1]) == (120, 0.05, 0.645, 0.75)
     assert model.revision == 130
 
 

@@ -73,8 +73,9 @@ class Curve:
         self._fold()
         known, whole = self._points, _as_array(points)
         if len(whole):
+            # By time: the points of a resumed run are newer than those that it made before at later steps.
             step, _, time = whole[-1]
-            known = known[(known[:, 0] > step) | ((known[:, 0] == step) & (known[:, 2] > time))]
+            known = known[(known[:, 2] > time) | ((known[:, 2] == time) & (known[:, 0] > step))]
         self._points = np.concatenate([whole, known])
 
     def set_detail(self, points: Sequence[MetricPoint]) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 from palaestra.runs.play.state import EpisodeRecord, EpisodeStep
 from palaestra.studio.model.revision import Revised
 
-_MAX_PICTURES = 400
+_MAX_PICTURES = 100
+"""Pictures that are kept; a decoded one takes about a megabyte, that of a screen four."""
 _AHEAD = 24
 """Pictures that are loaded before they are shown."""
 SPEEDS = (0.25, 0.5, 1.0, 2.0, 4.0)

@@ -9,7 +9,9 @@ from typing import Any
 from palaestra.runs.trajectories import TrajectoryDocument, TrajectorySummary, TrajectoryTurn
 from palaestra.studio.model.revision import Revised
 
-_MAX_PICTURES = 200
+_MAX_PICTURES = 40
+"""Pictures that are kept; a decoded screen takes about four megabytes."""
+_MAX_DOCUMENTS = 8
 
 
 class TrajectoriesModel(Revised):
@@ -72,7 +74,11 @@ class TrajectoriesModel(Revised):
 
     def set_document(self, file: str, document: TrajectoryDocument) -> None:
         """An episode has arrived."""
+        self._documents.pop(file, None)
         self._documents[file] = document
+        if len(self._documents) > _MAX_DOCUMENTS:
+            del self._documents[next(iter(self._documents))]
+        self.seek(self.turn)
         self.touch()
 
     @property
@@ -119,11 +125,13 @@ class TrajectoriesModel(Revised):
         self.touch()
 
     def pictures_to_load(self, limit: int = 4) -> list[tuple[str, str]]:
-        """File and hash of the next pictures to request, that of the turn that is shown first."""
+        """File and hash of the next pictures to request, those nearest to the turn that is shown first."""
         turns = self.turns
-        order = [self.turn, *(index for index in range(len(turns)) if index != self.turn)]
-        wanted = [screen for index in order if index < len(turns) and (screen := screen_of(turns[index]))]
-        missing = [sha256 for sha256 in dict.fromkeys(wanted) if sha256 not in self._requested][:limit]
+        nearest = sorted(range(len(turns)), key=lambda index: abs(index - self.turn))
+        wanted = list(dict.fromkeys(screen for index in nearest if (screen := screen_of(turns[index]))))
+        # More than can be kept would push each other out for ever.
+        wanted = wanted[:_MAX_PICTURES]
+        missing = [sha256 for sha256 in wanted if sha256 not in self._requested][:limit]
         self._requested |= set(missing)
         return [(self.file, sha256) for sha256 in missing]
 
