@@ -1,6 +1,7 @@
 """The title, tags and notes of a run: changed in any phase, found by a search, and never lost."""
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import threading
 import pytest
 from tests.runs.attempts import wait_until
 from tests.runs.serving import killed_service, service_thread
+from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
 from palaestra.errors import ConfigError, PalaestraError, UnknownRun
 from palaestra.files.atomic import read_json, write_json
@@ -19,6 +21,7 @@ from palaestra.runs.record import RunEvent, digest_config
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.database import MIGRATIONS
 from palaestra.runs.store.rebuild import read_run
+from palaestra.runs.supervisor import supervisor as supervisor_module
 from palaestra.telemetry.event import PhaseChanged, TrainingStep
 from palaestra.telemetry.journal import Journal
 
@@ -210,6 +213,27 @@ def test_an_edit_whose_row_was_not_written_is_found_at_the_next_start(home):
     RunEventLog(home.run(run_id)).append(RunEvent(0, 1.0, record.attempt, "edited", record.phase, facts=facts))
     with service_thread(home):
         assert _words(TrainerService(home).run(run_id)) == ("late", ("a",), "")
+
+
+def test_an_edit_that_does_not_fit_on_the_disk_is_refused_and_can_be_repeated(home, monkeypatch):
+    async def body():
+        async with run_supervisor(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=1))).run_id
+            await wait_for_end(supervisor, run_id)
+            monkeypatch.setattr(supervisor_module, "_EDIT_TIMEOUT_S", 0.2)
+            with monkeypatch.context() as patch:
+                patch.setattr(RunEventLog, "append", _raise_disk_full)
+                with pytest.raises(ConfigError, match=r"the disk is full.*Free space and try again"):
+                    await supervisor.edit(run_id, {"name": "too much"})
+            assert supervisor.get_run(run_id).name == ""
+            monkeypatch.setattr(supervisor_module, "_EDIT_TIMEOUT_S", 60.0)
+            assert (await supervisor.edit(run_id, {"name": "fits"})).name == "fits"
+
+    asyncio.run(body())
+
+
+def _raise_disk_full(log, event, durable=True):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 def test_a_damaged_edit_is_passed_over(home):

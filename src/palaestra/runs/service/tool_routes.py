@@ -132,7 +132,8 @@ def _add_preset_routes(app: FastAPI, home: Home) -> None:
         """Named values of forms, by kind and name. A kind says what a form is for, such as `train/cleanrl/dqn`."""
         return [to_json(preset) for preset in list_presets(home, kind)]
 
-    @router.put("/presets/{kind:path}/{name}", operation_id="save_preset", response_model=Preset)
+    # A path with a line break reaches no route.
+    @router.put("/presets/{kind:path}/{name}", operation_id="save_preset", responses=NOT_FOUND, response_model=Preset)
     def put_preset(kind: _PresetKind, name: _PresetName, body: PresetBody) -> JsonObject:
         """Create or replace a preset. The kind may hold slashes; the name is the last part of the path."""
         return to_json(save_preset(home, kind, name, body.values, time.time))

@@ -74,6 +74,7 @@ from palaestra.telemetry.event import Record
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
+_EDIT_TIMEOUT_S = 5.0
 _MAX_LISTED = 200
 """Queued runs in a `QueueStatus`."""
 
@@ -250,18 +251,25 @@ class Supervisor:
 
     async def edit(self, run_id: str, changes: RunEdit) -> RunRecord:
         """Change what people wrote about a run, in any phase. An archived run has to be restored first."""
-        async with self._editing:
-            run = self._runs.get(check_run_id(run_id))
-            if run is not None:
-                await run.state.edit(changes)
-                return self.get_run(run_id)
-            with self._reserve(run_id):
-                record = self.get_run(run_id)
-                if record.archived or not self._home.run(run_id).path.is_dir():
-                    reason = "is archived" if record.archived else "its directory is gone"
-                    raise ConfigError("run", run_id, reason, f"palaestra runs restore {run_id}")
-                state = RunStateWriter(self._home, self._registry, record, self._clock, self._bus)
-                return await state.edit(changes)
+        try:
+            # Other writes wait for space on a full disk; people do not.
+            async with asyncio.timeout(_EDIT_TIMEOUT_S), self._editing:
+                return await self._edit(check_run_id(run_id), changes)
+        except TimeoutError:
+            reason = f"could not be written within {_EDIT_TIMEOUT_S:.0f} s: the disk is full, or the registry is locked"
+            raise ConfigError("run", run_id, reason, "Free space and try again") from None
+
+    async def _edit(self, run_id: str, changes: RunEdit) -> RunRecord:
+        run = self._runs.get(run_id)
+        if run is not None:
+            await run.state.edit(changes)
+            return self.get_run(run_id)
+        with self._reserve(run_id):
+            record = self.get_run(run_id)
+            if record.archived or not self._home.run(run_id).path.is_dir():
+                reason = "is archived" if record.archived else "its directory is gone"
+                raise ConfigError("run", run_id, reason, f"palaestra runs restore {run_id}")
+            return await RunStateWriter(self._home, self._registry, record, self._clock, self._bus).edit(changes)
 
     async def drain(self, on: bool) -> None:
         """Stop or start launching new runs; the next service keeps this setting."""
