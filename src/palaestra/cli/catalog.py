@@ -36,7 +36,7 @@ def envs(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List the environments for the configuration key env.id, or those of a runner."""
+    """List the environments for env.id, or those of a runner."""
     if runner is not None:
         _print_environments(runner, contains, as_json)
         return

@@ -1,10 +1,12 @@
 """Files that CleanRL scripts save act with the networks of their script, and only with the script of their run."""
 
+import ast
 import json
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -16,11 +18,13 @@ from tests.runs.runners.test_cleanrl import CHECKOUT
 
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.files.home import Home
+from palaestra.runs.checkpoints import sb3_zip
 from palaestra.runs.checkpoints.files import detect_format, digest_path
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
+from palaestra.runs.process.interpreter import PROBE_PROGRAM
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.runner import PolicyRequest
-from palaestra.runs.runners.cleanrl import CleanrlRunner
+from palaestra.runs.runners.cleanrl import POLICY_PROGRAM, CleanrlRunner
 from palaestra.runs.runners.programs.policy_program import CannotAct, CleanrlPolicy, import_script, parse_args
 from palaestra.runs.spec import RunSpec
 
@@ -307,14 +311,21 @@ def test_an_interpreter_without_the_packages_of_the_script_is_named(checkout, tm
 
 
 def test_the_program_loads_in_an_interpreter_without_our_package(tmp_path, bare_python):
-    from palaestra.runs.runners.cleanrl import POLICY_PROGRAM
-
     words = ["sb3", str(tmp_path / "none.zip"), "--sha256", "", "--env=CartPole-v1"]
     done = subprocess.run([bare_python, str(POLICY_PROGRAM), *words], capture_output=True, check=False, timeout=60)
 
     assert b"failed" in done.stdout
     assert b"none.zip" in done.stdout
     assert done.returncode != 0
+
+
+@pytest.mark.parametrize("program", [POLICY_PROGRAM, PROBE_PROGRAM, Path(sb3_zip.__file__)], ids=lambda path: path.name)
+def test_what_runs_in_other_interpreters_is_written_for_python_3_8(program):
+    tree = ast.parse(program.read_text(), feature_version=(3, 8))
+
+    imported = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+    assert {name.partition(".")[0] for name in imported} <= set(sys.stdlib_module_names)
 
 
 def test_a_lone_policy_program_is_not_confused_by_messages_it_does_not_know(checkout, tmp_path):

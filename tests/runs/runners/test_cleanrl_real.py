@@ -10,14 +10,17 @@ import sys
 
 import numpy as np
 import pytest
-from tests.runs.runners.acting import ask_policy, plan_policy
+from tests.runs.runners.acting import MACHINE, ask_policy, plan_policy
 
 from palaestra.errors import LaunchRefused
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
+from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
-from palaestra.runs.runners.cleanrl import CleanrlRunner
+from palaestra.runs.runners.catalogues import scripts_of
+from palaestra.runs.runners.cleanrl import SHIM, CleanrlRunner
+from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry import EpisodeSummary
 
@@ -168,3 +171,55 @@ def test_a_saved_model_acts_as_the_script_itself_would(tmp_path, script, env_id)
     expected = np.array(json.loads(done.stdout.rpartition("@")[2]))
     assert np.allclose(expected.reshape(50, -1), np.array([a["action"] for a in answers]).reshape(50, -1), atol=1e-6)
     assert ready["notes"] == []
+
+
+SAVE_NETWORK = """
+import sys
+import gymnasium as gym, torch
+script, name, env_id, path, observation = sys.argv[1:]
+module = __import__(f"cleanrl.{script}", fromlist=["x"])
+torch.manual_seed(0)
+network = getattr(module, name)(gym.vector.SyncVectorEnv([lambda: gym.make(env_id)]))
+torch.save(network.state_dict(), path)
+x = torch.Tensor([[float(number) for number in observation.split(",")]])
+with torch.no_grad():
+    action = network.actor(x).argmax(1) if name == "Agent" else network.get_action(x)[2]
+print("@" + str(action[0].tolist()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "name", "env_id", "observation"),
+    [
+        ("ppo", "Agent", "CartPole-v1", [0.1, -0.2, 0.3, -0.4]),
+        ("sac_continuous_action", "Actor", "Pendulum-v1", [1.0, 0.0, 0.5]),
+    ],
+)
+def test_weights_of_scripts_that_save_none_act_as_well(tmp_path, script, name, env_id, observation):
+    checkout, path = os.environ["PALAESTRA_CLEANRL"], tmp_path / "a.cleanrl_model"
+    words = (script, name, env_id, str(path), ",".join(map(str, observation)))
+    environment = {**os.environ, "PYTHONPATH": f"{SHIM.parent}:{checkout}"}
+    done = subprocess.run(
+        [PYTHON, "-c", SAVE_NETWORK, *words], env=environment, capture_output=True, text=True, check=True
+    )
+    home = Home(tmp_path / "var" / "training")
+    record = import_checkpoint(home, path, Provenance(agent_id=f"cleanrl/{script}", env_id=env_id))
+
+    plan = plan_policy(CleanrlRunner(), home, record)
+    _, (answer,) = ask_policy(plan, [np.float32(observation)])
+
+    assert "is not known to be the one that saved it" in plan.foreign_code
+    assert answer["action"] == pytest.approx(json.loads(done.stdout.rpartition("@")[2]))
+
+
+def test_the_catalogue_says_of_each_script_what_it_saves():
+    infos = {info.name: info for info in scripts_of(CleanrlRunner(), RunSpec(runner="cleanrl"), MACHINE)}
+
+    playing = {name for name, info in infos.items() if info.plays}
+    assert playing == {
+        "c51", "ddpg_continuous_action", "dqn", "ppo_continuous_action", "td3_continuous_action",
+    }  # fmt: skip
+    assert not infos["ppo"].saves_checkpoints
+    assert not infos["sac_continuous_action"].saves_checkpoints
+    assert infos["dqn_atari"].saves_checkpoints
+    assert (infos["dqn"].actions, infos["td3_continuous_action"].actions) == (("discrete",), ("continuous",))

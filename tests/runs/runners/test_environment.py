@@ -92,7 +92,7 @@ def test_a_probe_tells_versions_environment_and_arguments(machine):
         "type": "Box", "shape": [1], "dtype": "float32", "low": -2.0, "high": 2.0,
     }  # fmt: skip
     assert found.env_signature["observation_space"]["low"] == [-1.0, -1.0, -8.0]
-    assert found.arguments["allow_nan"] == ProbedParameter(default=True, required=False, kind="inspect._empty")
+    assert found.arguments["allow_nan"] == ProbedParameter(default=True, required=False, kind="bool")
     assert [finding.level for finding in environment_findings(found, "Pendulum-v1")] == ["ok"]
 
 

@@ -255,6 +255,15 @@ def test_an_agent_acts_with_its_answer_to_the_current_observation(start):
     assert policy.asked == [0, 1]
 
 
+def test_notes_of_the_service_and_of_the_policy_are_both_kept(start):
+    play = start(mode="agent")
+    policy = Scripted({**FITS, "notes": ["It is young."]})
+    status = PolicyStatus(state="loading", name="new", checkpoint="new", notes=("It could do better.",), digest="d")
+    play.loop.load(policy, status)
+    play.loop.read_policy(policy)
+    assert (play.state.policy.notes, play.state.policy.digest) == (("It could do better.", "It is young."), "d")
+
+
 def test_a_chunk_is_performed_without_asking_in_between(start):
     play = start(mode="agent")
     policy = Scripted(FITS)

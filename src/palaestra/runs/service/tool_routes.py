@@ -36,7 +36,6 @@ from palaestra.runs.service.schemas import (
     new_router,
 )
 from palaestra.runs.spec import RunSpec
-from palaestra.runs.supervisor.launch_planner import LaunchPlanner
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.tools.wandb import Tracking, read_tracking
@@ -75,8 +74,8 @@ def add_tool_routes(
     app: FastAPI, supervisor: Supervisor, reader: RunReader, tensorboards: TensorBoards, closing: asyncio.Event
 ) -> None:
     """Add the routes to the application. Sampling of the machine ends when `closing` is set."""
-    _add_runner_routes(app, supervisor.planner)
-    _add_environment_routes(app, supervisor.planner)
+    _add_runner_routes(app, supervisor)
+    _add_environment_routes(app, supervisor)
     monitor = MachineMonitor(reader.home, lambda: supervisor.planner.slots.gpus, closing)
     service_router = new_router("service")
     tools_router = new_router("tools")
@@ -148,14 +147,14 @@ def _add_preset_routes(app: FastAPI, home: Home) -> None:
     app.include_router(router)
 
 
-def _add_runner_routes(app: FastAPI, planner: LaunchPlanner) -> None:
+def _add_runner_routes(app: FastAPI, supervisor: Supervisor) -> None:
     router = new_router("runners")
 
     @router.get("/runners", response_model=dict[str, RunnerCapabilities])
     async def runners() -> JsonObject:
         """The runners and their capabilities, including those of packages installed since the service started."""
-        await planner.refresh_runners()
-        return {name: to_json(runner.capabilities) for name, runner in planner.runners.items()}
+        await supervisor.planner.refresh_runners()
+        return {name: to_json(runner.capabilities) for name, runner in supervisor.planner.runners.items()}
 
     @router.get("/runners/{name}/schema", responses=NOT_FOUND)
     async def runner_schema(
@@ -166,28 +165,28 @@ def _add_runner_routes(app: FastAPI, planner: LaunchPlanner) -> None:
         checkout: _PathText = None,
     ) -> JsonObject:
         """JSON Schema of a runner's own keys; for some runners it depends on the script and the environment."""
-        runner = await _get_runner(planner, name)
+        runner = await _get_runner(supervisor, name)
         spec = _catalogue_spec(name, python, checkout, script=script, env_id=env)
         return await asyncio.to_thread(runner.config_schema, spec)
 
     @router.get("/runners/{name}/scripts", responses=NOT_FOUND, response_model=list[ScriptInfo])
     async def runner_scripts(name: _RunnerName, python: _PathText = None, checkout: _PathText = None) -> JsonList:
         """The scripts or algorithms of a runner, and what their checkpoints can be used for."""
-        runner = await _get_runner(planner, name)
+        runner = await _get_runner(supervisor, name)
         spec = _catalogue_spec(name, python, checkout)
         return [to_json(info) for info in await asyncio.to_thread(scripts_of, runner, spec, _machine())]
 
     @router.get("/runners/{name}/readiness", responses=NOT_FOUND, response_model=Readiness)
     async def runner_readiness(name: _RunnerName, python: _PathText = None, checkout: _PathText = None) -> JsonObject:
         """Whether a runner could start a run here, and what is missing. Quick; a preflight checks one run in full."""
-        runner = await _get_runner(planner, name)
+        runner = await _get_runner(supervisor, name)
         spec = _catalogue_spec(name, python, checkout)
         return to_json(await asyncio.to_thread(readiness_of, runner, spec, _machine()))
 
     app.include_router(router)
 
 
-def _add_environment_routes(app: FastAPI, planner: LaunchPlanner) -> None:
+def _add_environment_routes(app: FastAPI, supervisor: Supervisor) -> None:
     router = new_router("environments")
 
     @router.get("/environments", responses=NOT_FOUND, response_model=list[EnvironmentInfo])
@@ -198,7 +197,7 @@ def _add_environment_routes(app: FastAPI, planner: LaunchPlanner) -> None:
 
         An answer is kept until packages are installed or removed, and at most ten minutes; `refresh` asks anew.
         """
-        chosen = await _get_runner(planner, runner or _DEFAULT_RUNNER)
+        chosen = await _get_runner(supervisor, runner or _DEFAULT_RUNNER)
         spec = _catalogue_spec(chosen.name, python, checkout)
         infos = await asyncio.to_thread(environments_of, chosen, spec, _machine(), refresh=refresh)
         return [to_json(info) for info in infos]
@@ -211,7 +210,7 @@ def _add_environment_routes(app: FastAPI, planner: LaunchPlanner) -> None:
         checkout: _PathText = None,
     ) -> JsonObject:
         """JSON Schema of the parameters of an environment or a screen task."""
-        chosen = await _get_runner(planner, runner or _DEFAULT_RUNNER)
+        chosen = await _get_runner(supervisor, runner or _DEFAULT_RUNNER)
         spec = _catalogue_spec(chosen.name, python, checkout)
         try:
             return await asyncio.to_thread(environment_parameters_of, chosen, env_id, spec, _machine())
@@ -226,9 +225,9 @@ def _add_environment_routes(app: FastAPI, planner: LaunchPlanner) -> None:
     app.include_router(router)
 
 
-async def _get_runner(planner: LaunchPlanner, name: str) -> Runner:
+async def _get_runner(supervisor: Supervisor, name: str) -> Runner:
     try:
-        return await planner.get_runner(name)
+        return await supervisor.planner.get_runner(name)
     except LaunchRefused as error:
         raise UnknownRun(error.place, error.value, error.reason, error.remedy) from None
 

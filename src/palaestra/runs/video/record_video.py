@@ -73,7 +73,7 @@ def record_clip(
     """
     if checkpoint.format != "palaestra":
         reason = f"has the format {checkpoint.format}; clips are recorded of checkpoints of palaestra only"
-        remedy = "Load it into a play, which records its episodes, or start a new run with palaestra runs start --video"
+        remedy = "Start a new run with palaestra runs start --video, or load it into a play, which records its episodes"
         raise ConfigError("checkpoint", checkpoint.checkpoint_id, reason, remedy)
     videos = run.attempt(checkpoint.attempt).videos
     videos.mkdir(parents=True, exist_ok=True)
