@@ -21,11 +21,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "http-api.md"
 
 INTRODUCTION = """# HTTP API of the run service
 
-Everything that `palaestra runs` does, for programs. By default the service listens on this machine only.
-`palaestra serve port=8710` runs it in the foreground; otherwise it is started automatically when a run is started. In
-Python, `palaestra.runs.TrainerService` is a client of this API and starts the service when there is none.
+Everything that `palaestra runs` does, for programs. By default the service listens on this machine only, on port 8710.
+`palaestra serve` runs it in the foreground; otherwise it is started automatically when a run is started. In Python,
+`palaestra.runs.TrainerService` is a client of this API and starts the service when there is none.
 
-Its address is in `var/training/service/endpoint.json`, its token in `var/training/service/token` (mode 0600).
+When port 8710 is in use, for example by the service of another state directory, a free port is chosen. A port that is
+given (`palaestra serve port=9000`, or in `service.yaml`) is refused instead. The address is in
+`var/training/service/endpoint.json`, the token in `var/training/service/token` (mode 0600).
 
 ```bash
 cd var/training/service

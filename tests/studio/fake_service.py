@@ -87,6 +87,9 @@ class FakeService:
         if self._health is not None:
             raise self._health
 
+    def abort(self):
+        """Nothing waits here."""
+
     def watch_runs(self):
         return self._open("watch_runs", None)
 

@@ -717,7 +717,8 @@ def test_a_process_ends_although_a_request_is_not_answered():
 import threading
 from palaestra.studio.feed import ServiceFeed, Subscribers
 note = lambda *_: None
-feed = ServiceFeed(None, Subscribers(**{name: note for name in Subscribers.__dataclass_fields__}))
+service = type("Silent", (), {"abort": note})()
+feed = ServiceFeed(service, Subscribers(**{name: note for name in Subscribers.__dataclass_fields__}))
 feed.request(lambda _: threading.Event().wait(), note, note)
 print(feed.close(0.1))
 """

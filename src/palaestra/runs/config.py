@@ -15,6 +15,7 @@ from palaestra.http.hosts import is_host_name
 from palaestra.runs.archive.retention import RetentionPolicy
 
 SETTINGS_FILE = "service.yaml"
+DEFAULT_PORT = 8710
 
 
 class SupervisorConfig(Section):
@@ -45,8 +46,9 @@ class ServiceConfig(SupervisorConfig):
     """Address to listen on. Beyond loopback, other machines can connect with the token, which is sent unencrypted."""
     allowed_hosts: tuple[str, ...] = Field(default=(), max_length=100)
     """Further `Host` names that the service answers to, such as that of a proxy; `*` allows all."""
-    port: int = Field(default=0, ge=0, le=65535)
-    """0 chooses a free port; clients find it in the state directory."""
+    port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
+    """Port to listen on; 0 chooses a free one. When the default is in use, for example by the service of another state
+    directory, a free port is chosen; a port that is given is refused then. Clients find it in the state directory."""
     idle_exit_s: float | None = Field(default=None, gt=0)
     """Exit after this many seconds without runs, queued runs and requests; null: never."""
     play_idle_s: float = Field(default=300.0, gt=0)

@@ -137,6 +137,10 @@ class RequestThreads:
             self._jobs.put(None)
         return _join_threads(self._threads, timeout_s)
 
+    def join(self, timeout_s: float) -> list[str]:
+        """Wait for the threads; returns the names of those that did not end in time."""
+        return _join_threads(self._threads, timeout_s)
+
     def _run(self) -> None:
         while (job := self._next_job()) is not None:
             job()
@@ -290,6 +294,9 @@ class ServiceFeed:
         for name in list(self._streams):
             self._cancel(name)
         late = self._threads.close(min(timeout_s, _LAST_REQUESTS_S))
+        if late:
+            self.service.abort()
+            late = self._threads.join(min(timeout_s, _LAST_REQUESTS_S))
         late += [stream.name for stream in self._ending if not stream.join(max(0.0, deadline - time.monotonic()))]
         return late
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import logging
 import select
+import socket
+import threading
 import urllib.parse
+import weakref
 from collections.abc import Callable, Mapping
 from email.message import Message
 from pathlib import Path
@@ -42,6 +46,17 @@ class ServiceRequests:
             _check_url(url)
         self._configured = None if url is None else Endpoint(url, token or "")
         self._discovered: Endpoint | None = None
+        self._connections: weakref.WeakSet[http.client.HTTPConnection] = weakref.WeakSet()
+        self._connections_lock = threading.Lock()
+
+    def abort(self) -> None:
+        """Break all requests that wait for their answers, in any thread; they raise `ServiceUnreachable`."""
+        with self._connections_lock:
+            connections = list(self._connections)
+        for connection in connections:
+            if connection.sock is not None:
+                with contextlib.suppress(OSError):
+                    connection.sock.shutdown(socket.SHUT_RDWR)
 
     @property
     def description(self) -> str:
@@ -106,6 +121,8 @@ class ServiceRequests:
         for is_retry in (False, True):
             endpoint = self._endpoint(is_retry)
             connection = endpoint.connection(timeout_s)
+            with self._connections_lock:
+                self._connections.add(connection)
             all_headers = {"Authorization": f"Bearer {endpoint.token}", "Content-Type": "application/json", **headers}
             try:
                 connection.request(method, target, body=data, headers=all_headers)
@@ -160,9 +177,11 @@ class ServiceRequests:
     def _endpoint(self, refresh: bool) -> Endpoint:
         if self._configured is not None:
             return self._configured
-        if self._discovered is None or refresh:
-            self._discovered = ensure_service(self.home)
-        return self._discovered
+        known = self._discovered
+        # The port may belong to the service of another state directory by now, which must not get the token.
+        if known is None or refresh or find_service(self.home, check=False) != known:
+            known = self._discovered = ensure_service(self.home)
+        return known
 
     def _stream(
         self,

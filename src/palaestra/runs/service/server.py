@@ -15,6 +15,7 @@ import logging.handlers
 import os
 import secrets
 import signal
+import socket
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -44,6 +45,7 @@ from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.video.record_video import CheckpointRecorder
 from palaestra.runs.wire import error_to_json
 
+_PORT = "service.port"
 _IDLE_CHECK_S = 1.0
 _MAX_LOG_BYTES = 10 << 20
 _LOG_BACKUPS = 3
@@ -67,7 +69,7 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
     with (
         ServiceLock(home) as lock,
         _log_to_file(home, config.log_level),
-        listen(config.host, config.port, "service.port") as sock,
+        _open_socket(config) as sock,
     ):
         token = read_token(home)
         url = socket_url(reachable_host(config.host), sock)
@@ -121,6 +123,17 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
             await asyncio.to_thread(tensorboards.close)
             registry.close()
             _log.info("ended; runs continue")
+
+
+def _open_socket(config: ServiceConfig) -> socket.socket:
+    """A listening socket on the port of the settings, or on a free one if that is the default and in use."""
+    try:
+        return listen(config.host, config.port, _PORT)
+    except ConfigError as error:
+        if error.place != _PORT or "port" in config.model_fields_set:
+            raise
+        _log.info("port %d is in use; a free one is chosen", config.port)
+        return listen(config.host, 0, _PORT)
 
 
 async def _catalogue_checkpoints(catalogue: CheckpointRecorder, home: Home, closing: asyncio.Event) -> None:

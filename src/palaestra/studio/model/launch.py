@@ -112,7 +112,9 @@ class LaunchModel(Revised):
 
     def set_runners(self, runners: Mapping[str, RunnerCapabilities]) -> None:
         """The catalogue of runners has arrived."""
-        self.runners = dict(runners)
+        # Our own trainer first, the one for trials last.
+        order = {"palaestra": 0, "echo": 2}
+        self.runners = dict(sorted(runners.items(), key=lambda entry: (order.get(entry[0], 1), entry[0])))
         if self.runner not in self.runners:
             self.runner = "palaestra" if "palaestra" in self.runners else next(iter(self.runners), "")
             self.script = ""

@@ -60,7 +60,8 @@ def push_button(
     text: str, perform: Callable[[], None], *, role: str = "", tip: str = "", name: str = ""
 ) -> QPushButton:
     """A button with a text."""
-    button = QPushButton(text)
+    # An ampersand would mark the letter after it.
+    button = QPushButton(text.replace("&", "&&"))
     button.setProperty("role", role)
     button.setToolTip(tip)
     button.setAccessibleName(name or text)
@@ -84,7 +85,6 @@ def number_box(minimum: int, maximum: int, *, accessible: str) -> QSpinBox:
     """A field for a whole number."""
     box = QSpinBox()
     box.setRange(minimum, maximum)
-    box.setButtonSymbols(QSpinBox.ButtonSymbols.NoButtons)
     box.setAccessibleName(accessible)
     return box
 
@@ -316,8 +316,8 @@ class EmptyState(QWidget):
                 None,
                 picture,
                 6,
-                row(None, self.title, None),
-                row(None, self.text, None),
+                _centre(self.title),
+                _centre(self.text),
                 8,
                 row(None, self._actions, None),
                 None,
@@ -329,6 +329,15 @@ class EmptyState(QWidget):
     def add_action(self, button: QPushButton) -> None:
         """Add a button."""
         self._actions.addWidget(button)
+
+
+def _centre(widget: QWidget) -> QHBoxLayout:
+    """A text in the middle that may use most of the width."""
+    layout = QHBoxLayout()
+    layout.addStretch(1)
+    layout.addWidget(widget, 12)
+    layout.addStretch(1)
+    return layout
 
 
 class Sparkline(QWidget):
@@ -397,12 +406,14 @@ class FlowLayout(QLayout):
 
     def heightForWidth(self, width: int) -> int:
         """The height of all lines."""
-        return self._arrange(QRect(0, 0, width, 0), move=False)
+        margins = self.contentsMargins()
+        inner = width - margins.left() - margins.right()
+        return self._arrange(QRect(0, 0, inner, 0), move=False) + margins.top() + margins.bottom()
 
     def setGeometry(self, rectangle: QRect) -> None:
         """Place the items."""
         super().setGeometry(rectangle)
-        self._arrange(rectangle, move=True)
+        self._arrange(rectangle.marginsRemoved(self.contentsMargins()), move=True)
 
     def sizeHint(self) -> QSize:
         """The smallest useful size."""
@@ -413,11 +424,15 @@ class FlowLayout(QLayout):
         size = QSize()
         for item in self._items:
             size = size.expandedTo(item.minimumSize())
-        return size
+        margins = self.contentsMargins()
+        return size + QSize(margins.left() + margins.right(), margins.top() + margins.bottom())
 
     def _arrange(self, area: QRect, *, move: bool) -> int:
         x, y, height = area.x(), area.y(), 0
         for item in self._items:
+            widget = item.widget()
+            if widget is not None and widget.isHidden():
+                continue
             hint = item.sizeHint()
             if x > area.x() and x + hint.width() > area.right() + 1:
                 x, y, height = area.x(), y + height + self.spacing(), 0

@@ -36,6 +36,11 @@ class View(QWidget):
         self.refresh()
         return True
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether a model has changed since the view was refreshed."""
+        return tuple(model.revision for model in self._models) != self._drawn
+
     def refresh(self) -> None:
         """Show what the models hold."""
         raise NotImplementedError
@@ -59,6 +64,11 @@ class Rotation:
     def clear(self) -> None:
         """Forget all views."""
         self._views.clear()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether every view that can be seen shows what its models hold."""
+        return not any(view.isVisible() and view.is_outdated for view in self._views)
 
     def tick(self, on_error: Callable[[str], None]) -> None:
         """Refresh the next view that needs it."""

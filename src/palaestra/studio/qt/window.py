@@ -120,7 +120,6 @@ class StudioWindow(QMainWindow):
         self.telemetry_dock = TelemetryDock(studio, theme, rotation, {"Clips": VideoView(studio, theme)})
         self._left = self._add_dock("session", "Session", self.session_dock, Qt.DockWidgetArea.LeftDockWidgetArea)
         self._right = self._add_dock("run", "Run", self.telemetry_dock, Qt.DockWidgetArea.RightDockWidgetArea)
-        self._right.hide()
         rotation.add(self.session_dock, self.train_panel, self.trained_panel, self.parameters)
 
     def _build_bar(self) -> None:
@@ -177,10 +176,23 @@ class StudioWindow(QMainWindow):
     def show_page(self, name: str) -> None:
         """Show a page."""
         page = self.pages.get(name) or self.play_page
+        self._keep_docks()
         self._stack.setCurrentWidget(page)
+        self._show_docks()
         self.studio.settings.set("page", name)
         for button in self._page_buttons.buttons():
             button.setChecked(button.property("page") == name)
+
+    def _keep_docks(self) -> None:
+        """Remember which docks are open beside the play; the other pages use the whole width."""
+        if self._stack.currentWidget() is self.play_page and self.isVisible():
+            self.studio.settings.set("left_dock", not self._left.isHidden())
+            self.studio.settings.set("right_dock", not self._right.isHidden())
+
+    def _show_docks(self) -> None:
+        is_play = self._stack.currentWidget() is self.play_page
+        self._left.setVisible(is_play and self.studio.settings.get("left_dock", True))
+        self._right.setVisible(is_play and self.studio.settings.get("right_dock", False))
 
     def open_page(self, name: str) -> None:
         """Show a page as a user would after a few clicks: a play that runs, a run that is selected."""
@@ -215,7 +227,7 @@ class StudioWindow(QMainWindow):
         is_waiting = play.is_starting or (play.is_open and len(play.steps) < _SETTLED_STEPS)
         if is_waiting and not (play.state is not None and play.state.waiting):
             self._busy_at = now
-        if not studio.feed.is_idle:
+        if not studio.feed.is_idle or not (play.is_open or self._rotation.is_idle):
             self._busy_at = now
         return now - self._busy_at > _SETTLED_S
 
@@ -223,7 +235,7 @@ class StudioWindow(QMainWindow):
         runs = self.studio.browser.runs.visible()
         if runs:
             self.studio.browser.show(runs[0].run_id)
-            self._right.show()
+            self._right.setVisible(self._stack.currentWidget() is self.play_page)
         if compare:
             self.studio.browser.choose([record.run_id for record in runs[:4]])
 

@@ -50,7 +50,7 @@ class SessionDock(View):
         )
         panel = frame(content)
         self.setLayout(column(scroll(panel)))
-        self.setMinimumWidth(320)
+        self.setMinimumWidth(370)
         self.mode.choose(studio.session.mode)
         self.purpose.choose(studio.settings.get("purpose", "train"))
         self.refresh()

@@ -13,7 +13,9 @@ from palaestra.runs.play.state import PolicyStatus
 from palaestra.studio.model.checkpoints import CheckpointCard, CheckpointGroup
 from palaestra.studio.qt.parts import (
     Badge,
+    Elided,
     EmptyState,
+    FlowLayout,
     SearchField,
     Sparkline,
     clear_layout,
@@ -81,7 +83,7 @@ class TrainedPanel(View):
         self._built = wanted
         clear_layout(self._groups)
         for group in groups:
-            self._groups.addWidget(label(f"{group.env_id or 'unknown environment'} · {group.agent_id}", "caption"))
+            self._groups.addWidget(Elided(f"{group.env_id or 'unknown environment'} · {group.agent_id}", "caption"))
             self._add_cards(group)
 
     def _add_cards(self, group: CheckpointGroup) -> None:
@@ -94,7 +96,7 @@ class TrainedPanel(View):
     def _card(self, card: CheckpointCard) -> QFrame:
         record, library = card.record, self.studio.library
         is_chosen = library.checkpoints.chosen == record.checkpoint_id
-        badges = row(spacing=5)
+        badges = FlowLayout(spacing=5)
         if card.is_newest_success:
             badges.addWidget(Badge(self.theme, "newest", "accent"))
         if record.best:
@@ -106,7 +108,7 @@ class TrainedPanel(View):
         score = "" if record.metric is None else f" · score {record.metric:.4g}"
         facts = f"{when} · {format_bytes(record.size_bytes)} · {record.profile}{score}"
         layout = column(
-            row(label(card.title, "heading"), None, badges), label(facts, "muted"), spacing=4, margins=(10, 8, 10, 8)
+            Elided(card.title, "heading"), Elided(facts, "muted"), badges, spacing=4, margins=(10, 8, 10, 8)
         )
         curve = library.checkpoints.curves.get(record.run_id)
         if curve:
@@ -134,7 +136,8 @@ class TrainedPanel(View):
             layout.addWidget(label(text, "muted", wrap=True))  # type: ignore[attr-defined]
         use = push_button("Use", lambda: library.activate(record.checkpoint_id), role="primary", tip="Let it act")
         use.setEnabled(not card.mismatch and card.can_play and card.integrity != "damaged")
-        buttons = row(use, spacing=6)
+        buttons = FlowLayout(spacing=6)
+        buttons.addWidget(use)
         if card.mismatch:
             layout.addWidget(label(card.mismatch, "warning", wrap=True))  # type: ignore[attr-defined]
             switch = push_button("Switch environment", lambda: library.switch_environment(record.checkpoint_id))
@@ -149,7 +152,6 @@ class TrainedPanel(View):
                 "Deploy", lambda: library.deploy(record.checkpoint_id), tip="Make it the one for its environment"
             )
         )
-        buttons.addStretch(1)
         layout.addLayout(buttons)  # type: ignore[attr-defined]
 
     def _ask_for_file(self) -> None:

@@ -189,8 +189,12 @@ class PlayBar(View):
         self._step = icon_button(theme, "step", studio.session.step_once, tip="Single step (Ctrl+.)")
         self._reset = icon_button(theme, "reset", studio.session.reset, tip="New episode (Ctrl+R)")
         self._stop = icon_button(theme, "stop", studio.session.end, tip="End the play")
-        self._slower = push_button("−", lambda: studio.session.change_speed(-1), tip="Slower", name="Slower")
-        self._faster = push_button("+", lambda: studio.session.change_speed(1), tip="Faster", name="Faster")
+        self._slower = push_button(
+            "−", lambda: studio.session.change_speed(-1), role="small", tip="Slower", name="Slower"
+        )
+        self._faster = push_button(
+            "+", lambda: studio.session.change_speed(1), role="small", tip="Faster", name="Faster"
+        )
         for button in (self._slower, self._faster):
             button.setFixedWidth(30)
         self._speed = label("1×")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QHeaderView, QSplitter, QTableWidget, QTableWidgetItem, QTabWidget
+from PySide6.QtWidgets import QHeaderView, QSplitter, QTableWidget, QTableWidgetItem, QTabWidget, QWidget
 
 from palaestra.runs.comparison import Comparison
+from palaestra.studio.qt.docks.telemetry_dock import LogView, RunFacts, RunHeader
 from palaestra.studio.qt.parts import EmptyState, column
 from palaestra.studio.qt.theme import Theme
 from palaestra.studio.qt.view import Rotation, View
 from palaestra.studio.qt.views.chart_view import ChartBoard
 from palaestra.studio.qt.views.run_table import RunTable
+from palaestra.studio.qt.views.video_view import VideoView
 from palaestra.studio.studio import Studio
 
 
@@ -28,13 +30,20 @@ class RunsPage(View):
         self.tabs.setDocumentMode(True)
         self.tabs.addTab(self.charts, "Curves")
         self.tabs.addTab(self.comparison, "Differences")
+        self.header, self.facts, self.log = RunHeader(studio, theme), RunFacts(studio, theme), LogView(studio, theme)
+        self.clips = VideoView(studio, theme)
+        self.tabs.addTab(self.facts, "Run")
+        self.tabs.addTab(self.log, "Output")
+        self.tabs.addTab(self.clips, "Clips")
+        right = QWidget()
+        right.setLayout(column(self.header, self.tabs, spacing=0))
         splitter = QSplitter(Qt.Orientation.Horizontal)
         splitter.addWidget(self.table)
-        splitter.addWidget(self.tabs)
-        splitter.setSizes([620, 700])
+        splitter.addWidget(right)
+        splitter.setSizes([640, 760])
         splitter.setChildrenCollapsible(False)
         self.setLayout(column(splitter))
-        rotation.add(self.table, self.charts, self.comparison)
+        rotation.add(self.table, self.charts, self.comparison, self.header, self.facts, self.log, self.clips)
 
     def refresh(self) -> None:
         """Say how many runs are compared."""

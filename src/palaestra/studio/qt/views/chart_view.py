@@ -26,7 +26,17 @@ from PySide6.QtWidgets import (
 )
 
 from palaestra.studio.model.chart import ChartLine
-from palaestra.studio.qt.parts import Elided, EmptyState, clear_layout, column, frame, icon_button, label, row
+from palaestra.studio.qt.parts import (
+    Elided,
+    EmptyState,
+    FlowLayout,
+    clear_layout,
+    column,
+    frame,
+    icon_button,
+    label,
+    row,
+)
 from palaestra.studio.qt.theme import Theme
 from palaestra.studio.qt.view import Rotation, View
 from palaestra.studio.studio import Studio
@@ -260,7 +270,9 @@ class ChartBoard(View):
         self._metric.setInsertPolicy(QComboBox.InsertPolicy.NoInsert)
         self._metric.setAccessibleName("Add a metric")
         self._metric.setMinimumWidth(110)
-        self._metric.setPlaceholderText("Add a metric …")
+        line = self._metric.lineEdit()
+        if line is not None:
+            line.setPlaceholderText("Add a metric …")
         self._metric.activated.connect(self._add_metric)
         self._axis = QComboBox()
         self._axis.setAccessibleName("X axis")
@@ -281,8 +293,15 @@ class ChartBoard(View):
         self._log.toggled.connect(lambda on: self._set(log_scale=on))
         self._group.toggled.connect(lambda on: self._set(grouped=on))
         self._group.setToolTip("Runs that differ in their seed only: mean and standard deviation")
-        items = (self._metric, self._axis, label("smooth", "muted"), self._smoothing, self._log, self._group, None)
-        return frame(row(*items, spacing=8, margins=(12, 6, 12, 6)), "panel")
+        smoothing = QWidget()
+        smoothing.setLayout(row(label("smooth", "muted"), self._smoothing, spacing=6))
+        flow = FlowLayout(spacing=8)
+        for widget in (self._metric, self._axis, smoothing, self._log, self._group):
+            flow.addWidget(widget)
+        flow.setContentsMargins(12, 6, 12, 2)
+        bar = frame(flow, "panel")
+        bar.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Maximum)
+        return bar
 
     def _set(self, **changes: object) -> None:
         self.studio.browser.charts.set_options(**changes)

@@ -8,7 +8,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QLineEdit, QToolButton, QWidget
 
 from palaestra.studio.model.form import GENERAL, Form, FormField
-from palaestra.studio.qt.parts import SearchField, clear_layout, column, label, restyle, row
+from palaestra.studio.qt.parts import Elided, SearchField, clear_layout, column, label, restyle, row
 from palaestra.studio.qt.theme import Theme
 from palaestra.studio.qt.view import View
 from palaestra.studio.studio import Studio
@@ -22,7 +22,7 @@ class FieldEditor(QWidget):
     def __init__(self, field: FormField, text: str, edit: Callable[[str, str], None]) -> None:
         super().__init__()
         self.field, self._edit = field, edit
-        title = label(field.title)
+        title = Elided(field.title)
         tip = "\n".join(part for part in (field.path, field.description, field.range_text) if part)
         title.setToolTip(tip)
         unit = label(field.unit, "muted")
@@ -34,8 +34,9 @@ class FieldEditor(QWidget):
             self.input = self._text_input(text)
         self.input.setAccessibleName(field.path)
         self.input.setToolTip(tip)
-        self.input.setFixedWidth(150)
-        head = row(title, None, self.input, unit, spacing=6)
+        self.input.setFixedWidth(140)
+        head = row(title, self.input, unit, spacing=6)
+        head.setStretch(0, 1)
         self.setLayout(column(head, self._problem, spacing=2))
         self._problem.hide()
 
@@ -136,6 +137,7 @@ class FormView(View):
         head = QToolButton()
         head.setText(f"{name} · {changed} changed" if changed else name)
         head.setCheckable(True)
+        head.setProperty("role", "group")
         head.setChecked(is_open)
         head.setArrowType(Qt.ArrowType.DownArrow if is_open else Qt.ArrowType.RightArrow)
         head.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextBesideIcon)

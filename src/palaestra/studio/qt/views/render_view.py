@@ -211,6 +211,8 @@ class RenderView(QWidget):
         box = painter.fontMetrics().boundingRect(
             self.rect().adjusted(40, 0, -40, 0), Qt.AlignmentFlag.AlignCenter | Qt.TextFlag.TextWordWrap, self._message
         )
+        # In the lower part, where it hides the least.
+        box.moveCenter(QPoint(self.width() // 2, int(self.height() * 0.84)))
         background = QColor(self._theme.raised)
         background.setAlpha(235)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
