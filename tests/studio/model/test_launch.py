@@ -52,16 +52,17 @@ def _build(model, env_id="CartPole-v1", parameters=None, *, is_screen=False, see
 # ---------------------------------------------------------------------- choices and drafts
 
 
-def test_our_own_trainer_is_chosen_first_or_else_the_first_one():
+def test_our_own_trainer_comes_first_and_the_one_for_trials_last():
     model = LaunchModel()
     assert (model.capabilities, model.refusal) == (None, "Choose a trainer")
-    model.set_runners({"echo": RUNNERS["echo"], "sb3": RUNNERS["sb3"]})
-    assert model.runner == "echo"
-
-    model.set_runners({"sb3": RUNNERS["sb3"], "palaestra": RUNNERS["palaestra"]})
-
+    model.set_runners(RUNNERS)
+    assert list(model.runners) == ["palaestra", "cleanrl", "sb3", "echo"]
     assert (model.runner, model.capabilities) == ("palaestra", RUNNERS["palaestra"])
+    model.set_runners({"echo": RUNNERS["echo"], "sb3": RUNNERS["sb3"]})
+    assert model.runner == "sb3"
+
     model.set_runners({})
+
     assert model.runner == ""
 
 
