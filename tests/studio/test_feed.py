@@ -905,12 +905,13 @@ def test_a_real_service_is_followed_through_a_run_and_missed_when_it_ends(tmp_pa
         window.drain_until(lambda: window.of("done"))
         ((record,),) = window.of("done")
         window.feed.watch_log(record.run_id)
+        window.feed.watch_metrics([record.run_id])
+        window.drain_until(lambda: [record.run_id, {}] in window.of("points"))
         window.drain_until(lambda: any(event.phase.has_ended for _, event in window.of("run_event")), 60.0)
         window.drain_until(lambda: window.of("log"))
         phases = [event.phase for run_id, event in window.of("run_event") if run_id == record.run_id]
         assert (phases[-1], window.threads) == (Phase.SUCCEEDED, {threading.get_ident()})
-        assert window.of("disconnected") == []
-    start = time.monotonic()
-    window.drain_until(lambda: window.of("disconnected"))
+    ended_at = time.monotonic()
+    window.drain_until(lambda: [kind for kind, *_ in window.told if "connected" in kind][-1] == "disconnected")
 
-    assert time.monotonic() - start < 2.0
+    assert time.monotonic() - ended_at < 5.0  # a second on a machine with nothing else to do

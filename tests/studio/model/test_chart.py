@@ -146,6 +146,17 @@ def test_a_curve_that_grows_live_stays_bounded_and_keeps_a_spike_of_its_beginnin
     assert len(step) > MAX_POINTS / 4
 
 
+def test_a_value_that_is_not_a_number_hides_neither_the_lowest_nor_the_highest_beside_it():
+    values = np.full(2 * MAX_POINTS, 5.0)
+    values[1000:1003] = 2.0, math.nan, 9.0
+    values[3000:3003] = -2.0, math.nan, -9.0
+    curve = Curve()
+    curve.append([MetricPoint(step, value, 0.0) for step, value in enumerate(values.tolist())])
+    kept = curve.arrays()[1].tolist()
+
+    assert {2.0, 9.0, -9.0, 5.0} <= set(kept)
+
+
 def test_a_stretch_without_a_number_stays_a_gap():
     curve = Curve()
     count = 2 * MAX_POINTS

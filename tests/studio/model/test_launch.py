@@ -52,16 +52,17 @@ def _build(model, env_id="CartPole-v1", parameters=None, *, is_screen=False, see
 # ---------------------------------------------------------------------- choices and drafts
 
 
-def test_our_own_trainer_is_chosen_first_or_else_the_first_one():
+def test_our_own_trainer_comes_first_and_the_one_for_trials_last():
     model = LaunchModel()
     assert (model.capabilities, model.refusal) == (None, "Choose a trainer")
-    model.set_runners({"echo": RUNNERS["echo"], "sb3": RUNNERS["sb3"]})
-    assert model.runner == "echo"
-
-    model.set_runners({"sb3": RUNNERS["sb3"], "palaestra": RUNNERS["palaestra"]})
-
+    model.set_runners(RUNNERS)
+    assert list(model.runners) == ["palaestra", "cleanrl", "sb3", "echo"]
     assert (model.runner, model.capabilities) == ("palaestra", RUNNERS["palaestra"])
+    model.set_runners({"echo": RUNNERS["echo"], "sb3": RUNNERS["sb3"]})
+    assert model.runner == "sb3"
+
     model.set_runners({})
+
     assert model.runner == ""
 
 
@@ -207,13 +208,26 @@ def test_the_place_of_the_parameters_is_found_even_when_the_form_hides_it(model)
     assert _build(model, parameters={"a": 1}).config == {"env": {"kwargs": {"a": 1}}}
 
 
-def test_a_screen_task_is_a_list_of_tasks_for_a_small_model(model):
-    assert _build(model, "miniwob/click-test", is_screen=True).config == {
-        "model": {"name": "tiny"},
-        "tasks": [{"task": "miniwob/click-test"}],
-    }
+def test_a_screen_task_is_a_list_of_tasks(model):
+    assert _build(model, "miniwob/click-test", is_screen=True).config == {"tasks": [{"task": "miniwob/click-test"}]}
     spec = _build(model, "data_entry/form", {"rows": 2}, is_screen=True)
     assert (spec.env_id, spec.config["tasks"]) == (None, [{"task": "data_entry/form", "params": {"rows": 2}}])
+
+
+def test_the_form_of_screen_tasks_begins_with_a_small_model_that_presets_keep_and_the_user_may_clear(model, capsys):
+    print_schema("ui")
+    model.choose_script("grpo")
+    model.set_schema("palaestra", "grpo", json.loads(capsys.readouterr().out))
+    assert (model.form.problems(), model.form.changes()) == ({}, {"model": {"name": "tiny"}})
+    assert not {"experiment_name", "tasks", "trainer.seed"} & model.form.fields.keys()
+    assert model.start_from("miniwob/click-test")
+    assert model.form.problems() == {}
+    model.load_values({"model": {"name": "Qwen/Qwen3-VL-2B-Instruct"}})
+    assert model.form.changes() == {"model": {"name": "Qwen/Qwen3-VL-2B-Instruct"}}
+
+    model.edit("model.name", "")
+
+    assert model.refusal == "model.name is required"
 
 
 def test_a_value_that_cannot_be_used_is_named_in_one_line(model):

@@ -27,8 +27,8 @@ MAX_POINTS = 4096
 REQUEST_POINTS = 2000
 _GRID = 400
 """Places at which the curves of a group are compared."""
-_MAX_EXPONENT = 200.0
-"""Powers of the smoothing weight stay above exp(-200), far from the smallest float."""
+_MAX_EXPONENT = 400.0
+"""Powers of the smoothing weight stay above exp(-400), far from the smallest float."""
 
 
 @dataclass(frozen=True)

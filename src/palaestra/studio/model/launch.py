@@ -30,11 +30,21 @@ _POLITE_NICE = 10
 """CPU niceness of runs that share the machine with the window."""
 # Keys that the environment chooser and the options of the run set, by runner.
 _KEYS_SET_ELSEWHERE = {
-    "palaestra": ("name", "env.id", "trainer.seed", "telemetry.progress", "telemetry.wandb", "tasks"),
+    "palaestra": (
+        "name",
+        "experiment_name",
+        "env.id",
+        "tasks",
+        "trainer.seed",
+        "telemetry.progress",
+        "telemetry.wandb",
+    ),
     "cleanrl": ("env_id", "seed", "track"),
 }
 _PARAMETER_KEYS = ("env.kwargs", "env_kwargs")
 """Where a runner may take the parameters of the environment."""
+_MODEL_KEY, _SMALL_MODEL = "model.name", "tiny"
+"""The model of screen tasks that is entered first: it needs no download, and trains on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +155,7 @@ class LaunchModel(Revised):
         draft.parameters_key = next((key for key in _PARAMETER_KEYS if key in paths), "")
         draft.form.set_schema(schema, hidden=(*_KEYS_SET_ELSEWHERE.get(runner, ()), draft.parameters_key))
         draft.has_schema = True
+        _enter_model(draft.form)
         self.touch()
 
     def change_options(self, **changes: Any) -> None:
@@ -160,6 +171,7 @@ class LaunchModel(Revised):
     def load_values(self, values: Mapping[str, Any]) -> None:
         """Enter the values of a preset or of another run."""
         self.form.load(values)
+        _enter_model(self.form)
         self._invalidate()
 
     def start_from(self, env_id: str) -> bool:
@@ -177,7 +189,6 @@ class LaunchModel(Revised):
         options = self.draft.options
         config = self.form.changes()
         if is_screen:
-            config.setdefault("model", {}).setdefault("name", "tiny")
             config["tasks"] = [{"task": env_id, **({"params": dict(parameters)} if parameters else {})}]
         elif parameters:
             self._place_parameters(config, env_id, parameters)
@@ -313,6 +324,11 @@ class PresetsModel(Revised):
     def get(self, kind: str, name: str) -> Preset | None:
         """A preset by its name."""
         return next((preset for preset in self._presets.get(kind, ()) if preset.name == name), None)
+
+
+def _enter_model(form: Form) -> None:
+    if _MODEL_KEY in form.fields and not form.text(_MODEL_KEY):
+        form.set_text(_MODEL_KEY, _SMALL_MODEL)
 
 
 def _skip_value(text: str) -> str:
