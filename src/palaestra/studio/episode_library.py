@@ -1,4 +1,4 @@
-"""Recorded episodes from the window: the list, replay, export as video."""
+"""Recorded episodes in the window: those of plays, with replay and export, and those of UI agents, turn by turn."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from palaestra.errors import ConfigError
+from palaestra.errors import ConfigError, PalaestraError
 from palaestra.runs.play.state import EpisodeRecord
 from palaestra.studio.model.replay import EpisodesModel, ReplayModel
+from palaestra.studio.model.trajectories import TrajectoriesModel
 from palaestra.studio.request import Requests, split_error
 
 
@@ -40,7 +41,7 @@ class EpisodeLibrary:
             lambda service: service.episode_steps(episode_id),
             lambda steps: self.replay.set_steps(episode_id, steps),
             key="replay",
-            failed=lambda error: self.replay.fail(" ".join(split_error(error)).strip()),
+            failed=lambda error: self._fail(episode_id, error),
         )
 
     def load_pictures(self) -> None:
@@ -57,7 +58,7 @@ class EpisodeLibrary:
             "A picture cannot be read",
             lambda service: self._decode(service.episode_picture(episode_id, step)),
             lambda picture: self.replay.set_picture(episode_id, position, picture),
-            failed=lambda error: self.replay.fail(" ".join(split_error(error)).strip()),
+            failed=lambda error: self._fail(episode_id, error),
         )
 
     def export(self, episode_id: str, path: Path) -> None:
@@ -81,9 +82,63 @@ class EpisodeLibrary:
     def delete(self, episode_id: str) -> None:
         """Delete an episode."""
 
-        def deleted(_: object) -> None:
+        def finish(_: object) -> None:
             self.episodes.remove(episode_id)
             if self.replay.record is not None and self.replay.record.episode_id == episode_id:
                 self.replay.close()
 
-        self._requests.ask("The episode was not deleted", lambda service: service.delete_episode(episode_id), deleted)
+        self._requests.ask("The episode was not deleted", lambda service: service.delete_episode(episode_id), finish)
+
+    def _fail(self, episode_id: str, error: PalaestraError) -> None:
+        shown = self.replay.record
+        if shown is not None and shown.episode_id == episode_id:
+            self.replay.fail(" ".join(split_error(error)).strip())
+
+
+class TrajectoryBrowser:
+    """The trajectories of a run."""
+
+    def __init__(self, requests: Requests, decode: Callable[[bytes], Any]) -> None:
+        self._requests, self._decode = requests, decode
+        self.model = TrajectoriesModel()
+
+    def show_run(self, run_id: str) -> None:
+        """List the episodes of a run."""
+        if not self.model.open_run(run_id):
+            return
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read the list again."""
+        run_id = self.model.run_id
+        if run_id:
+            self._requests.ask(
+                "The episodes cannot be listed",
+                lambda service: service.trajectories(run_id, limit=500),
+                lambda entries: self.model.set_entries(run_id, entries),
+                key="trajectories",
+                failed=lambda error: self.model.set_entries(run_id, ()),
+            )
+
+    def open(self, file: str) -> None:
+        """Show an episode."""
+        run_id = self.model.run_id
+        self.model.open(file)
+        self._requests.ask(
+            "The episode cannot be read",
+            lambda service: service.trajectory(run_id, file),
+            lambda document: self.model.set_document(file, document) if self.model.run_id == run_id else None,
+            key="trajectory",
+        )
+
+    def load_pictures(self) -> None:
+        """Read the pictures of the turns that are shown."""
+        for file, sha256 in self.model.pictures_to_load():
+            self._read_picture(self.model.run_id, file, sha256)
+
+    def _read_picture(self, run_id: str, file: str, sha256: str) -> None:
+        self._requests.ask(
+            "A picture cannot be read",
+            lambda service: self._decode(service.trajectory_picture(run_id, file, sha256)),
+            lambda picture: self.model.set_picture(sha256, picture),
+        )

@@ -33,6 +33,8 @@ class PlaySession:
         self._requests, self._settings = requests, settings
         self.environments = EnvironmentsModel()
         self.play = PlayModel()
+        self._start_number = 0
+        """Number of the newest start: a play that is ready after another was started is ended."""
         self.mode: Mode = "human"
         stored = settings.get("mode", "human")
         if stored in ("human", "hybrid", "agent"):
@@ -89,40 +91,46 @@ class PlaySession:
                 {
                     **place,
                     "parameters": chosen.form.changes(),
-                    "max_episode_steps": chosen.max_episode_steps,
                     "seed": chosen.seed,
                     "mode": self.mode,
                     "checkpoint": checkpoint,
                     "consent": consent,
                     "paused": paused,
+                    "invoked_from": self._requests.service_directory,
                 }
             )
         except ValueError as error:
             self.play.fail(f"The parameters cannot be used: {error}")
             return
         self.play.begin_start()
+        self._start_number += 1
+        number = self._start_number
 
         def begin(record: PlayRecord) -> None:
-            self.play.begin(record.play_id)
-            self._requests.feed.watch_play(record.play_id)
+            if number == self._start_number:
+                self.play.begin(record.play_id)
+                self._requests.feed.watch_play(record.play_id)
+            else:
+                self._stop(record.play_id)
+
+        def fail(error: PalaestraError) -> None:
+            if number == self._start_number:
+                self.play.fail(*split_error(error))
 
         self._requests.ask(
-            "The play could not be started",
-            lambda service: service.start_play(spec),
-            begin,
-            key="play",
-            failed=lambda error: self.play.fail(*split_error(error)),
+            "The play could not be started", lambda service: service.start_play(spec), begin, failed=fail
         )
 
     def end(self) -> None:
         """End the play."""
-        play_id = self.play.play_id
+        self._start_number += 1
         if self.play.is_open:
-            self._requests.ask(
-                "The play could not be ended", lambda service: service.stop_play(play_id), lambda _: None
-            )
+            self._stop(self.play.play_id)
         else:
             self._requests.feed.watch_play("")
+
+    def _stop(self, play_id: str) -> None:
+        self._requests.ask("The play could not be ended", lambda service: service.stop_play(play_id), lambda _: None)
 
     def send(self, control: Control | None) -> None:
         """Send a control to the play."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from palaestra.runs.checkpoints.deploy import Deployment
+from palaestra.runs.client.client import TrainerService
 from palaestra.runs.play.protocol import LoadPolicy, RemovePolicy
 from palaestra.runs.play.state import PlayState, Report
 from palaestra.runs.record import CheckpointRecord, CheckpointVerification
@@ -52,10 +53,10 @@ class PolicyLibrary:
             points = next((series[name] for name in _RETURN_METRICS if series.get(name)), ())
             self.checkpoints.set_curve(run_id, [point.value for point in points])
 
-        def read(service: object) -> Mapping[str, Sequence[MetricPoint]]:
-            names = service.metric_names(run_id)  # type: ignore[attr-defined]
+        def read(service: TrainerService) -> Mapping[str, Sequence[MetricPoint]]:
+            names = service.metric_names(run_id)
             chosen = [name for name in _RETURN_METRICS if name in names][:1]
-            return service.metric_series(run_id, chosen, points=_SPARK_POINTS) if chosen else {}  # type: ignore[attr-defined]
+            return service.metric_series(run_id, chosen, points=_SPARK_POINTS) if chosen else {}
 
         self._requests.ask("The curve cannot be read", read, receive, failed=lambda error: None)
 
@@ -117,7 +118,7 @@ class PolicyLibrary:
             "The checkpoint was not deployed",
             lambda service: service.deploy(checkpoint_id),
             lambda _: self.refresh(),
-            key="deploy",
+            key=f"deploy {checkpoint_id}",
         )
 
     def receive(self, play_id: str, report: Report) -> None:

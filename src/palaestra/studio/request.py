@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 
 from palaestra.errors import ConfigError, PalaestraError
@@ -26,6 +27,11 @@ class Requests:
 
     def __init__(self, feed: ServiceFeed, notices: Notices) -> None:
         self.feed, self.notices = feed, notices
+
+    @property
+    def service_directory(self) -> Path:
+        """A directory on the machine of the service: the current one, or one that exists on every machine."""
+        return Path("/") if self.feed.service.is_remote else Path.cwd()
 
     def ask(
         self,

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from palaestra.errors import PalaestraError
 from palaestra.runs.client.client import TrainerService
 from palaestra.runs.comparison import Comparison
+from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.runs.series import MetricPoint
 from palaestra.studio.model.chart import REQUEST_POINTS, Charts, CurveSource
@@ -57,6 +58,10 @@ class RunBrowser:
         self.read_run(run_id)
         if run_id == self.runs.current:
             self.details.add_event(run_id, event)
+            if event.kind == PhaseEvent.LAUNCHED and event.attempt > 1:
+                # The output of the new attempt is another stream.
+                self._requests.feed.watch_log("")
+                self._requests.feed.watch_log(run_id)
 
     def read_run(self, run_id: str) -> None:
         """Read the record of a run."""
@@ -99,10 +104,12 @@ class RunBrowser:
         for record in records:
             self._read_names(record.run_id)
 
-    def _read_names(self, run_id: str) -> None:
+    def _read_names(self, run_id: str, *, again: bool = False) -> None:
         def receive(names: Mapping[str, object]) -> None:
             self.details.set_metrics(run_id, names)
             self.details.choose_charts(_usual_metrics(names))
+            if again:
+                self._read_curves(run_id, self._wanted_metrics(run_id))
             self.load_curves()
 
         self._requests.ask(
@@ -120,15 +127,22 @@ class RunBrowser:
     def load_curves(self) -> None:
         """Read the curves that the charts need and do not have."""
         for run_id in self.runs.chosen:
-            known = self.details.metrics_of(run_id)
-            wanted = [name for name in (*self.details.charts, "episodes") if name in known]
-            missing = [name for name in wanted if not self.charts.has_curve(run_id, name)]
-            if missing:
-                self._read_curves(run_id, missing)
+            wanted = self._wanted_metrics(run_id)
+            self._read_curves(run_id, [name for name in wanted if not self.charts.has_curve(run_id, name)])
+
+    def _wanted_metrics(self, run_id: str) -> list[str]:
+        known = self.details.metrics_of(run_id)
+        return [name for name in (*self.details.charts, "episodes") if name in known]
 
     def _read_curves(self, run_id: str, names: Sequence[str]) -> None:
+        if not names:
+            return
         for name in names:
             self.charts.expect(run_id, name)
+
+        def fail(error: PalaestraError) -> None:
+            # The next refresh tries again.
+            self.charts.discard(run_id, names)
 
         def receive(series: Mapping[str, Sequence[MetricPoint]]) -> None:
             for name, points in series.items():
@@ -138,6 +152,7 @@ class RunBrowser:
             "The curves cannot be read",
             lambda service: service.metric_series(run_id, list(names), points=REQUEST_POINTS),
             receive,
+            failed=fail,
         )
 
     def load_detail(self, metric: str, first: float, last: float) -> None:
@@ -178,7 +193,13 @@ class RunBrowser:
         self.details.append_log(run_id, text)
 
     def receive_points(self, run_id: str, points: Mapping[str, Sequence[MetricPoint]]) -> None:
-        """New points of a run; metrics that it did not have before are offered from now on."""
+        """New points of a run; metrics that it did not have before are offered from now on.
+
+        Without points, the stored curves hold more than what arrived: they are read again.
+        """
+        if not points:
+            self._read_names(run_id, again=True)
+            return
         self.charts.append(run_id, points)
         if self.details.add_metrics(run_id, points):
             self.details.choose_charts(_usual_metrics(self.details.metrics_of(run_id)))
@@ -213,13 +234,14 @@ class RunBrowser:
     def delete(self, run_id: str) -> None:
         """Move a run to the trash; the notice offers to restore it."""
 
-        def deleted(_: object) -> None:
+        def finish(_: object) -> None:
             self.runs.remove(run_id)
+            self._follow_choice()
             self._requests.notices.add(
                 "info", f"{run_id} was deleted.", action="Undo", perform=lambda: self.restore(run_id)
             )
 
-        self._requests.ask(f"{run_id} was not deleted", lambda service: service.delete_run(run_id), deleted)
+        self._requests.ask(f"{run_id} was not deleted", lambda service: service.delete_run(run_id), finish)
 
     def restore(self, run_id: str) -> None:
         """Bring a deleted or archived run back."""

@@ -12,7 +12,7 @@ from typing import Any
 from palaestra.runs.client.client import TrainerService
 from palaestra.runs.play.state import PlayEnded, Report
 from palaestra.runs.record import RunEvent, RunRecord
-from palaestra.studio.episode_library import EpisodeLibrary
+from palaestra.studio.episode_library import EpisodeLibrary, TrajectoryBrowser
 from palaestra.studio.feed import ServiceFeed, Subscribers
 from palaestra.studio.first_steps import FirstSteps
 from palaestra.studio.model.notices import Notices
@@ -24,7 +24,6 @@ from palaestra.studio.policy_library import PolicyLibrary
 from palaestra.studio.request import Requests
 from palaestra.studio.run_browser import RunBrowser
 from palaestra.studio.training import Training
-from palaestra.studio.trajectory_browser import TrajectoryBrowser
 
 _LOST = "connection"
 _POLL_S = 1.0
@@ -103,7 +102,11 @@ class Studio:
         now = time.monotonic()
         if now - self._last_save > _SAVE_EVERY_S:
             self._last_save = now
-            self.settings.save()
+            self._save_settings()
+            if self.connection.is_connected:
+                # A run that began while the stream of events was being opened would be missed.
+                self.browser.refresh()
+        self.training.follow_environment()
         if now - self._last_poll > _POLL_S and self.connection.is_connected:
             self._last_poll = now
             self._requests.ask(
@@ -114,6 +117,12 @@ class Studio:
                 failed=lambda error: None,
             )
             self.browser.refresh_live()
+
+    def _save_settings(self) -> None:
+        before = self.settings.problem
+        self.settings.save()
+        if self.settings.problem and self.settings.problem != before:
+            self.notices.add("warning", "The settings of the window are not saved.", self.settings.problem)
 
     def close(self) -> list[str]:
         """End the studio; runs and recordings stay. Returns the names of threads that did not end."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from palaestra.errors import PalaestraError
+from palaestra.runs.catalogue import ScriptInfo
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.spec import RunSpec
@@ -60,7 +61,7 @@ class Training:
             self._read_schema()
             return
 
-        def receive(scripts: list) -> None:  # type: ignore[type-arg]
+        def receive(scripts: Sequence[ScriptInfo]) -> None:
             self.launch.set_scripts(name, scripts)
             self._read_schema()
 
@@ -71,23 +72,31 @@ class Training:
             key=f"scripts {name}",
         )
 
+    def follow_environment(self) -> None:
+        """Another environment was chosen: offer what can learn in it."""
+        if self.launch.is_screen != self._session.environments.is_screen:
+            self.launch.set_screen(self._session.environments.is_screen)
+            self._read_schema()
+
     def _read_schema(self) -> None:
-        name, script = self.launch.runner, self.launch.script
-        if self.launch.draft.has_schema:
+        launch, env_id = self.launch, self._session.environments.chosen
+        chosen = (launch.runner, launch.script, launch.is_screen)
+        name, script, is_screen = chosen
+        if launch.draft.has_schema:
             self.read_presets()
             return
 
         def receive(schema: Mapping[str, object]) -> None:
-            self.launch.set_schema(name, script, schema)
-            if (name, script) == (self.launch.runner, self.launch.script):
-                self.launch.start_from(self._session.environments.chosen)
+            launch.set_schema(name, script, schema, is_screen=is_screen)
+            if chosen == (launch.runner, launch.script, launch.is_screen):
+                launch.start_from(self._session.environments.chosen)
             self.read_presets()
 
         self._requests.ask(
             f"The settings of {name} cannot be read",
-            lambda service: service.runner_schema(name, script or None),
+            lambda service: service.runner_schema(name, script or None, env_id if is_screen else None),
             receive,
-            key=f"schema {name} {script}",
+            key=f"schema {chosen}",
         )
 
     def use_recommended(self) -> None:
@@ -100,7 +109,8 @@ class Training:
     @property
     def preset_kind(self) -> str:
         """The kind of presets that fit the form."""
-        return f"train.{self.launch.runner}.{self.launch.script or 'default'}"
+        screens = "-screens" if self.launch.is_screen else ""
+        return f"train/{self.launch.runner}/{self.launch.script or 'default'}{screens}"
 
     def read_presets(self) -> None:
         """Read the presets of this runner and script."""
@@ -183,7 +193,7 @@ class Training:
         chosen = self._session.environments
         try:
             return self.launch.build_spec(
-                chosen.chosen, chosen.form.changes(), is_screen=chosen.is_screen, seed=chosen.seed
+                chosen.chosen, chosen.form.changes(), seed=chosen.seed, invoked_from=self._requests.service_directory
             )
         except ValueError as error:
             self.launch.fail(str(error))

@@ -8,15 +8,14 @@ import time
 os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
 import pytest
-from PySide6.QtCore import QEvent, QTimer
+from PySide6.QtCore import QEvent, Qt, QTimer
 from PySide6.QtWidgets import QApplication
+from tests.runs.serving import service
 
 from palaestra.files.home import Home
-from palaestra.processes.procfs import list_descendants, read_stat
 from palaestra.runs.client.client import TrainerService
 from palaestra.studio.model.settings import Settings
 from palaestra.studio.qt.application import create_window
-from tests.runs.serving import service
 
 WAIT_MS = 60_000
 
@@ -40,15 +39,13 @@ class WindowDriver:
         self.qtbot, self.window, self.studio = qtbot, window, window.studio
 
     def wait(self, condition, timeout_ms=WAIT_MS):
-        self.qtbot.waitUntil(condition, timeout=timeout_ms)
+        self.qtbot.waitUntil(lambda: bool(condition()), timeout=timeout_ms)
 
     def settle(self):
         """Wait until every request is answered and every visible view has drawn it."""
         self.wait(lambda: self.studio.feed.is_idle and self.window._rotation.is_idle)
 
     def click(self, button):
-        from PySide6.QtCore import Qt
-
         self.qtbot.mouseClick(button, Qt.MouseButton.LeftButton)
 
     def notices(self):
@@ -60,7 +57,6 @@ def open_window(qtbot, client, monkeypatch, module_home):
     """Open windows that are closed after the test, and fail if one leaves something behind."""
     monkeypatch.setenv("PALAESTRA_HOME", str(module_home.base))
     threads_before = set(threading.enumerate())
-    children_before = _own_children()
     windows = []
 
     def open_one(settings=None, *, theme="dark", service_client=None, connected=True):
@@ -77,31 +73,29 @@ def open_window(qtbot, client, monkeypatch, module_home):
     for window in windows:
         window.close()
         window.deleteLater()
-    del windows
-    _check_nothing_left(threads_before, children_before)
+    windows.clear()
+    _check_nothing_left(threads_before)
 
 
-def _own_children():
-    return {pid for pid in list_descendants(os.getpid()) if read_stat(pid) is not None}
-
-
-def _check_nothing_left(threads_before, children_before):
+def _check_nothing_left(threads_before):
     application = QApplication.instance()
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         application.sendPostedEvents(None, QEvent.Type.DeferredDelete)
         application.processEvents()
         gc.collect()
-        left = _find_left(threads_before, children_before)
+        left = _find_left(threads_before)
         if not left:
             return
         time.sleep(0.02)
     raise AssertionError(f"left behind: {left}")
 
 
-def _find_left(threads_before, children_before):
+def _find_left(threads_before):
     """What a window left: threads by name, windows by class, timers by their parents."""
-    threads = [thread.name for thread in threading.enumerate() if thread not in threads_before and "studio" in thread.name]
+    threads = [
+        thread.name for thread in threading.enumerate() if thread not in threads_before and "studio" in thread.name
+    ]
     windows = [type(widget).__name__ for widget in QApplication.topLevelWidgets() if widget.isVisible()]
     timers = [
         f"a timer of {type(timer.parent()).__name__}"

@@ -1,4 +1,4 @@
-"""From the form to a trained policy that plays, in the window: our own trainer, one of CleanRL's shape, one of a user."""
+"""From the form to a trained policy that plays, in the window: our own trainer, and a script of CleanRL's shape."""
 
 import json
 import sys
@@ -89,9 +89,11 @@ def test_a_policy_is_trained_watched_and_lets_its_checkpoint_play(driver):
 
     studio.library.refresh()
     driver.window.session_dock.show_purpose("trained")
-    records = lambda: [
-        one for one in studio.library.checkpoints.for_warm_start("palaestra", "CartPole-v1") if one.run_id == run_id
-    ]
+
+    def records():
+        known = studio.library.checkpoints.for_warm_start("palaestra", "CartPole-v1")
+        return [one for one in known if one.run_id == run_id]
+
     driver.wait(lambda: records())
     newest = records()[0].checkpoint_id
     studio.library.choose(newest)

@@ -59,6 +59,11 @@ class ServiceRequests:
                     connection.sock.shutdown(socket.SHUT_RDWR)
 
     @property
+    def is_remote(self) -> bool:
+        """Whether the service was named by its URL, so that it may be on another machine."""
+        return self._configured is not None
+
+    @property
     def description(self) -> str:
         """Which service this is: the URL, or the state directory on this machine."""
         return str(self.home.path) if self._configured is None else self._configured.url

@@ -171,6 +171,11 @@ class Charts(Revised):
         """Whether a curve was requested or has arrived."""
         return (run_id, metric) in self._curves
 
+    def discard(self, run_id: str, metrics: Iterable[str]) -> None:
+        """Forget curves whose points could not be read."""
+        for metric in metrics:
+            self._curves.pop((run_id, metric), None)
+
     def expect(self, run_id: str, metric: str) -> None:
         """Note that a curve was requested, so that new points are kept from now on."""
         self._curve(run_id, metric)

@@ -23,7 +23,6 @@ class EnvironmentsModel(Revised):
         self.all: tuple[EnvironmentInfo, ...] = ()
         self.chosen = DEFAULT
         self.seed = 0
-        self.max_episode_steps: int | None = None
         self.form = Form()
         """The parameters of the chosen environment; without fields until they are known."""
         self.problem = ""
@@ -59,7 +58,7 @@ class EnvironmentsModel(Revised):
         self.chosen, self.problem = env_id, ""
         self._wanted = dict(parameters or {})
         if is_other:
-            self.form, self.max_episode_steps = Form(), None
+            self.form = Form()
         else:
             self.form.load(self._wanted)
         self.touch()

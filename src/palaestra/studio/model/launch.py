@@ -83,6 +83,8 @@ class LaunchModel(Revised):
         self.scripts: dict[str, tuple[ScriptInfo, ...]] = {}
         self.runner = ""
         self.script = ""
+        self.is_screen = False
+        """Whether the chosen environment is a screen task, for which a runner has other scripts and settings."""
         self.stage: Stage = "editing"
         self.preview: LaunchPreview | None = None
         self.has_consent = False
@@ -90,7 +92,7 @@ class LaunchModel(Revised):
         """Why the preflight or the launch could not be made; empty otherwise."""
         self.launched = ""
         """Id of the run that was launched last."""
-        self._drafts: dict[tuple[str, str], Draft] = {}
+        self._drafts: dict[tuple[str, str, bool], Draft] = {}
         self._last_scripts: dict[str, str] = {}
 
     # ------------------------------------------------------------------ choices
@@ -103,7 +105,7 @@ class LaunchModel(Revised):
     @property
     def draft(self) -> Draft:
         """What was entered for the chosen runner and script."""
-        return self._drafts.setdefault((self.runner, self.script), Draft())
+        return self._drafts.setdefault((self.runner, self.script, self.is_screen), Draft())
 
     @property
     def form(self) -> Form:
@@ -129,17 +131,37 @@ class LaunchModel(Revised):
     def set_scripts(self, runner: str, scripts: Sequence[ScriptInfo]) -> None:
         """The scripts of a runner have arrived."""
         self.scripts[runner] = tuple(scripts)
-        if runner == self.runner and self.script not in {one.name for one in scripts}:
-            self.script = scripts[0].name if scripts else ""
-            self._invalidate()
+        self._keep_script()
         self.touch()
+
+    def set_screen(self, is_screen: bool) -> None:
+        """Another kind of environment was chosen."""
+        if is_screen != self.is_screen:
+            self.is_screen = is_screen
+            self._keep_script()
+            self._invalidate()
+
+    def available_scripts(self) -> tuple[ScriptInfo, ...]:
+        """The scripts of the chosen runner that can learn in the chosen kind of environment."""
+        scripts = self.scripts.get(self.runner, ())
+        if self.is_screen:
+            return tuple(one for one in scripts if not one.actions or "screen" in one.actions)
+        return tuple(one for one in scripts if one.actions != ("screen",))
+
+    def _keep_script(self) -> None:
+        """Choose another script if the chosen one is not available."""
+        names = [one.name for one in self.available_scripts()]
+        if self.runner in self.scripts and self.script not in names:
+            self.script = names[0] if names else ""
+            self._invalidate()
 
     def choose_runner(self, runner: str) -> None:
         """Choose a runner, with the script that was chosen for it last."""
         if runner in self.runners and runner != self.runner:
             self.runner = runner
-            first = next((one.name for one in self.scripts.get(runner, ())), "")
+            first = next((one.name for one in self.available_scripts()), "")
             self.script = self._last_scripts.get(runner, first)
+            self._keep_script()
             self._invalidate()
 
     def choose_script(self, script: str) -> None:
@@ -148,9 +170,9 @@ class LaunchModel(Revised):
             self.script = self._last_scripts[self.runner] = script
             self._invalidate()
 
-    def set_schema(self, runner: str, script: str, schema: Mapping[str, Any]) -> None:
+    def set_schema(self, runner: str, script: str, schema: Mapping[str, Any], *, is_screen: bool = False) -> None:
         """The form of a runner and script has arrived."""
-        draft = self._drafts.setdefault((runner, script), Draft())
+        draft = self._drafts.setdefault((runner, script, is_screen), Draft())
         paths = {one.path for one in fields_of(schema)}
         draft.parameters_key = next((key for key in _PARAMETER_KEYS if key in paths), "")
         draft.form.set_schema(schema, hidden=(*_KEYS_SET_ELSEWHERE.get(runner, ()), draft.parameters_key))
@@ -184,11 +206,16 @@ class LaunchModel(Revised):
 
     # ------------------------------------------------------------------ preflight and launch
 
-    def build_spec(self, env_id: str, parameters: Mapping[str, Any], *, is_screen: bool, seed: int) -> RunSpec:
-        """The request for the run. `ValueError` names the first value that cannot be used."""
+    def build_spec(
+        self, env_id: str, parameters: Mapping[str, Any], *, seed: int, invoked_from: Path | None = None
+    ) -> RunSpec:
+        """The request for the run. `ValueError` names the first value that cannot be used.
+
+        `invoked_from` is a directory on the machine of the service.
+        """
         options = self.draft.options
         config = self.form.changes()
-        if is_screen:
+        if self.is_screen:
             config["tasks"] = [{"task": env_id, **({"params": dict(parameters)} if parameters else {})}]
         elif parameters:
             self._place_parameters(config, env_id, parameters)
@@ -197,7 +224,7 @@ class LaunchModel(Revised):
             "script": self.script or None,
             "name": options.name,
             "config": config,
-            "env_id": None if is_screen else env_id,
+            "env_id": None if self.is_screen else env_id,
             "seed": options.seed if options.seed is not None else seed,
             "gpus": options.gpus,
             "nice": options.nice,
@@ -205,7 +232,7 @@ class LaunchModel(Revised):
             "track": options.track,
             "warm_start": options.warm_start or None,
             "tags": options.tags,
-            "invoked_from": Path.cwd(),
+            "invoked_from": invoked_from or Path.cwd(),
         }
         try:
             return parse_section(RunSpec, fields)

@@ -35,7 +35,7 @@ def json_number(value: float) -> Any:
     return value if math.isfinite(value) else "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
-class Training:
+class Sb3Training:
     """One training run."""
 
     def __init__(self, args: argparse.Namespace) -> None:
@@ -172,4 +172,4 @@ def parse_args(words: list[str]) -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(Training(parse_args(sys.argv[1:])).run())
+    sys.exit(Sb3Training(parse_args(sys.argv[1:])).run())

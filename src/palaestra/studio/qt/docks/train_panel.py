@@ -59,7 +59,7 @@ class TrainPanel(View):
     def refresh(self) -> None:
         """Show the choices and whether Launch is possible."""
         launch = self.studio.training.launch
-        scripts = launch.scripts.get(launch.runner, ())
+        scripts = launch.available_scripts()
         if [self.script.itemData(i) for i in range(self.script.count())] != [one.name for one in scripts]:
             self.script.clear()
             for one in scripts:

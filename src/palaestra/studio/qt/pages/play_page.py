@@ -162,9 +162,10 @@ class PlayPage(View):
     def _connect_input(self) -> None:
         person, send = self.studio.session.play.input, self.studio.session.send
 
-        def press(key: str, modifiers: list[str]) -> None:
+        def press(key: str, text: str, modifiers: list[str]) -> None:
             if self._is_screen():
-                send(person.type_key(key, tuple(modifiers)))
+                is_character = len(text) == 1 and text.isprintable() and not modifiers
+                send(person.type_key(text if is_character else key, tuple(modifiers)))
             else:
                 send(person.press(key))
 

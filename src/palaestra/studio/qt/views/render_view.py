@@ -56,7 +56,8 @@ _SHARP_BELOW = 200
 class RenderView(QWidget):
     """Draws the newest frame, and reports keys and clicks of the person in pixels of the picture."""
 
-    key_pressed = Signal(str, list)
+    key_pressed = Signal(str, str, list)
+    """Name of the key, the character that it types, and the modifiers."""
     key_released = Signal(str)
     focus_lost = Signal()
     clicked = Signal(int, int, str, int)
@@ -133,7 +134,7 @@ class RenderView(QWidget):
         """Report a key, unless it repeats or belongs to the window."""
         name = key_name(event)
         if name and not event.isAutoRepeat():
-            self.key_pressed.emit(name, modifier_names(event))
+            self.key_pressed.emit(name, event.text(), modifier_names(event))
         else:
             super().keyPressEvent(event)
 
@@ -228,10 +229,7 @@ def key_name(event: QKeyEvent) -> str:
     named = _KEY_NAMES.get(Qt.Key(event.key()))
     if named is not None:
         return named
-    text = event.text()
-    if len(text) == 1 and text.isprintable():
-        return text if event.modifiers() & Qt.KeyboardModifier.ShiftModifier else text.lower()
-    # With Control held, the text is a control character; the key still has a letter.
+    # By the key and not by its character, which is another one when Shift is released before the key.
     key = event.key()
     return chr(key).lower() if 0x20 < key < 0x7F else ""
 
