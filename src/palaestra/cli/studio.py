@@ -31,7 +31,7 @@ def studio(
     page: Annotated[str, typer.Option(metavar="NAME", help="Page to show, such as play, runs or episodes.")] = "",
     theme: Annotated[str, typer.Option(metavar="NAME", help="dark, light or system.")] = "",
 ) -> None:
-    """Open the studio: play, train, use trained policies, and look at runs.
+    """Open the desktop: play, train, and look at runs.
 
     Starts the run service if there is none. Closing the window stops no run.
     """

@@ -1,6 +1,8 @@
 import json
+from pathlib import Path
 
 import pytest
+import yaml
 
 from palaestra.cli.catalog import schema as print_schema
 from palaestra.runs.catalogue import Readiness, ScriptInfo
@@ -10,6 +12,7 @@ from palaestra.runs.runners.sb3 import Sb3Config
 from palaestra.studio.model.form import Form
 from palaestra.studio.model.launch import LaunchModel, PresetsModel, starting_point
 
+ROOT = Path(__file__).parents[3]
 RUNNERS = {name: RunnerCapabilities(title=name) for name in ("echo", "palaestra", "sb3", "cleanrl")}
 SCHEMA = {
     "properties": {
@@ -45,8 +48,8 @@ def _preview(*findings, command=(), needs_consent=False):
     )
 
 
-def _build(model, env_id="CartPole-v1", parameters=None, *, is_screen=False, seed=0):
-    return model.build_spec(env_id, parameters or {}, is_screen=is_screen, seed=seed)
+def _build(model, env_id="CartPole-v1", parameters=None, *, seed=0):
+    return model.build_spec(env_id, parameters or {}, seed=seed)
 
 
 # ---------------------------------------------------------------------- choices and drafts
@@ -209,8 +212,9 @@ def test_the_place_of_the_parameters_is_found_even_when_the_form_hides_it(model)
 
 
 def test_a_screen_task_is_a_list_of_tasks(model):
-    assert _build(model, "miniwob/click-test", is_screen=True).config == {"tasks": [{"task": "miniwob/click-test"}]}
-    spec = _build(model, "data_entry/form", {"rows": 2}, is_screen=True)
+    model.set_screen(True)
+    assert _build(model, "miniwob/click-test").config == {"tasks": [{"task": "miniwob/click-test"}]}
+    spec = _build(model, "data_entry/form", {"rows": 2})
     assert (spec.env_id, spec.config["tasks"]) == (None, [{"task": "data_entry/form", "params": {"rows": 2}}])
 
 
@@ -408,6 +412,15 @@ def test_recommended_settings_fit_the_form_of_our_own_trainer_and_lose_nothing(m
     assert changes["algorithm"]["value_clip"] is None
     assert changes["trainer"]["total_timesteps"] == 1_000_000
     assert "learning_rate" not in changes["algorithm"]  # "3e-4" is the default, 0.0003
+
+
+def test_the_recommended_settings_are_those_of_the_example_configs():
+    configs = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs" / "ppo").glob("*.yaml"))]
+    assert len(configs) == 7
+
+    for config in configs:
+        env_id = config["env"].pop("id")
+        assert starting_point("palaestra", env_id) == config, env_id
 
 
 def test_there_is_no_recommendation_before_the_form_or_for_another_runner(model):

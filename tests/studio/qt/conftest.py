@@ -100,7 +100,7 @@ def _find_left(threads_before):
     timers = [
         f"a timer of {type(timer.parent()).__name__}"
         for timer in gc.get_objects()
-        if isinstance(timer, QTimer) and _is_active(timer)
+        if issubclass(type(timer), QTimer) and _is_active(timer)  # isinstance would ask foreign objects for a class
     ]
     return [*threads, *windows, *timers]
 
