@@ -49,7 +49,7 @@ _MAX_LEGEND = 12
 _AXES = (("step", "step"), ("time", "time"), ("episode", "episode"))
 
 
-class ShortNumberAxis(pyqtgraph.AxisItem):
+class ShortNumberAxis(pyqtgraph.AxisItem):  # type: ignore[misc]
     """An axis that writes 200000 as 200k."""
 
     def tickStrings(self, values: list[float], scale: float, spacing: float) -> list[str]:
