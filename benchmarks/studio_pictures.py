@@ -96,6 +96,20 @@ def train(service: TrainerService) -> list[str]:
     return run_ids
 
 
+def train_on_screens(service: TrainerService) -> str:
+    """A short run of the tiny model, for its trajectories."""
+    config = {
+        "model": {"name": "tiny", "max_new_tokens": 24, "history": 0},
+        "tasks": [{"task": "click_target/button", "params": {"difficulty": 2, "step_limit": 1}}],
+        "trainer": {"batch_size": 16, "num_training_steps": 2, "microbatch_turns": 16},
+        "actor": {"max_steps_per_episode": 3},
+        "actor_pool": {"target_concurrent_actors": 4},
+    }
+    run_id = service.submit(RunSpec(script="grpo", name="click-target", config=config)).run_id
+    service.wait(run_id, timeout_s=600)
+    return run_id
+
+
 def play(window: StudioWindow, env_id: str, mode: str, steps: int, checkpoint: str | None = None) -> None:
     """Play a few steps."""
     session = window.studio.session
@@ -155,6 +169,10 @@ def take_all(service: TrainerService, only: str, process: subprocess.Popen[bytes
     photographer.take("running", lambda window: window.studio.browser.show(running.run_id), "runs")
     service.stop_run(running.run_id)
     service.wait(running.run_id, timeout_s=60)
+
+    if only in "trajectories":
+        train_on_screens(service)
+        photographer.take("trajectories", lambda window: window.open_page("trajectories"), "trajectories")
 
     def lose(window: StudioWindow) -> None:
         window.studio.browser.show(run_ids[0])
