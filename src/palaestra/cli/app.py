@@ -85,6 +85,15 @@ COMMANDS: Mapping[str, str | Group] = {
             "export": "palaestra.cli.trajectories:export_command",
         },
     ),
+    "episodes": Group(
+        "List, show, export and delete recorded episodes of plays.",
+        {
+            "list": "palaestra.cli.episodes:list_command",
+            "show": "palaestra.cli.episodes:show_command",
+            "export": "palaestra.cli.episodes:export_command",
+            "delete": "palaestra.cli.episodes:delete_command",
+        },
+    ),
     "envs": "palaestra.cli.catalog:envs",
     "tasks": "palaestra.cli.catalog:tasks",
     "runners": "palaestra.cli.catalog:runners",
