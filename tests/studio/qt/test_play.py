@@ -116,6 +116,18 @@ def test_losing_the_focus_releases_all_keys(driver):
     assert person.pressed_keys == ()
 
 
+def test_tab_belongs_to_the_environment_and_escape_leaves_the_picture(driver):
+    start(driver, "CartPole-v1")
+    picture = driver.window.play_page.picture
+    pressed = []
+    picture.key_pressed.connect(lambda name, *_: pressed.append(name))
+    picture.setFocus()
+    driver.qtbot.keyClick(picture, Qt.Key.Key_Tab)
+    assert (pressed, driver.window.focusWidget()) == (["Tab"], picture)
+    driver.qtbot.keyClick(picture, Qt.Key.Key_Escape)
+    assert (pressed, driver.window.focusWidget()) == (["Tab"], None)
+
+
 def test_an_environment_that_does_not_exist_is_explained_in_the_page(driver):
     driver.window.show_page("play")
     driver.studio.session.choose_environment("NoSuchGame-v3")
