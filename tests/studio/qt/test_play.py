@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QEvent, Qt
@@ -192,3 +193,10 @@ def test_layout_theme_and_the_last_choices_survive_a_restart(open_window, tmp_pa
     assert again.studio.session.mode == "hybrid"
     assert again.window.theme.name == "light"
     assert again.window._stack.currentWidget() is again.window.pages["runs"]
+
+
+def test_every_shortcut_is_in_the_documentation(driver):
+    page = (Path(__file__).parents[3] / "docs" / "studio.md").read_text()
+    shortcuts = [command.shortcut for command in driver.window.commands if command.shortcut]
+    assert len(shortcuts) > 15
+    assert [shortcut for shortcut in shortcuts if f"`{shortcut}`" not in page] == []
