@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palaestra.runs.series import MetricPoint
-from palaestra.studio.model.chart import MAX_POINTS, Charts, Curve, CurveSource, combine_lines, smooth
+from palaestra.studio.model.chart import MAX_POINTS, Charts, Curve, CurveSource, combine_lines, short_number, smooth
 
 
 def _points(*steps, value=0.0):
@@ -372,3 +372,11 @@ def test_an_unknown_option_is_a_mistake_of_the_program(charts):
 def test_the_table_holds_every_point_that_is_drawn(charts):
     assert charts.table("loss") == [("Run A", 0, 4), ("Run A", 10, 2), ("Run B", 0, 8), ("Run B", 10, 6)]
     assert charts.table("zzz") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999, "999"), (-1500, "-1.5k"), (200_000, "200k"), (2.5e6, "2.5M"), (7e9, "7G"), (3e12, "3T")],
+)
+def test_a_large_number_on_an_axis_is_short(value, text):
+    assert short_number(value) == text

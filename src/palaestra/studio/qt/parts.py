@@ -86,6 +86,8 @@ def number_box(minimum: int, maximum: int, *, accessible: str) -> QSpinBox:
     box = QSpinBox()
     box.setRange(minimum, maximum)
     box.setAccessibleName(accessible)
+    # The padding of the style sheet does not reach the text.
+    box.lineEdit().setTextMargins(7, 0, 0, 0)
     return box
 
 

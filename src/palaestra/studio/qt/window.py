@@ -260,6 +260,7 @@ class StudioWindow(QMainWindow):
             part.setParent(None)
             part.deleteLater()
         self._build()
+        self._busy_at = time.monotonic()
 
     # ------------------------------------------------------------------ commands
 

@@ -42,6 +42,8 @@ from palaestra.studio.studio import Studio
 
 _MAX_BLOCKS = 5000
 _PROGRESS_STEPS = 1000
+_NO_REASON = "done"
+"""What a run says that has reached its last step, which the phase says already."""
 
 
 def open_url(url: str) -> None:
@@ -94,7 +96,7 @@ class RunHeader(View):
         self._progress.setVisible(share is not None and not record.phase.has_ended)
         self._progress.setValue(round(_PROGRESS_STEPS * (share or 0.0)))
         self._reason.setText(record.reason)
-        self._reason.setVisible(bool(record.reason))
+        self._reason.setVisible(record.reason not in ("", _NO_REASON))
         self._alarms.setText("\n".join(alarm.text for alarm in record.alarms))
         self._alarms.setVisible(bool(record.alarms))
         self._stop.setVisible(not record.phase.has_ended and record.supervised)

@@ -106,7 +106,9 @@ class PlayPage(View):
             self._empty.text.setText("Choose an environment on the left and press Play (F5).")
         self.picture.show_message(self._message(state))
         self._name.set_text(state.environment.env_id if state is not None else self.studio.session.environments.chosen)
-        self._instruction.set_text(state.environment.instruction if state is not None else "")
+        instruction = state.environment.instruction if state is not None else ""
+        self._instruction.set_text(instruction)
+        self._instruction.setVisible(bool(instruction))
         self._show_badges(state)
 
     def _message(self, state: PlayState | None) -> str:

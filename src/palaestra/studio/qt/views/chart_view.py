@@ -25,7 +25,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from palaestra.studio.model.chart import ChartLine
+from palaestra.studio.model.chart import ChartLine, short_number
 from palaestra.studio.qt.parts import (
     Elided,
     EmptyState,
@@ -49,6 +49,16 @@ _MAX_LEGEND = 12
 _AXES = (("step", "step"), ("time", "time"), ("episode", "episode"))
 
 
+class ShortNumberAxis(pyqtgraph.AxisItem):  # type: ignore[misc]
+    """An axis that writes 200000 as 200k."""
+
+    def tickStrings(self, values: list[float], scale: float, spacing: float) -> list[str]:
+        """The texts of the ticks."""
+        if self.logMode or not values or max(map(abs, values)) < 10_000:
+            return super().tickStrings(values, scale, spacing)  # type: ignore[no-any-return]
+        return [short_number(value) for value in values]
+
+
 class ChartView(View):
     """One metric of the chosen runs."""
 
@@ -58,7 +68,8 @@ class ChartView(View):
         self.min_interval_s = _MIN_INTERVAL_S
         self._title = Elided(metric, "heading")
         self._value = label("", "muted")
-        self.plot = pyqtgraph.PlotWidget(background=theme.surface)
+        axes = {"bottom": ShortNumberAxis("bottom"), "left": ShortNumberAxis("left")}
+        self.plot = pyqtgraph.PlotWidget(background=theme.surface, axisItems=axes)
         self._curves: dict[str, pyqtgraph.PlotDataItem] = {}
         self._raw_curves: dict[str, pyqtgraph.PlotDataItem] = {}
         self._bands: dict[str, tuple[pyqtgraph.PlotDataItem, pyqtgraph.PlotDataItem, pyqtgraph.FillBetweenItem]] = {}
