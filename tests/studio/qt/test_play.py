@@ -99,8 +99,9 @@ def test_in_hybrid_mode_a_held_key_overrides_the_agent_and_who_acted_is_recorded
     driver.wait(lambda: session.play.state.control == "human")
     driver.window.commands.get("play.end").perform()
     driver.wait(lambda: session.play.ended is not None)
-    driver.wait(lambda: len(driver.studio.episodes.episodes) > 0)
-    record = driver.studio.episodes.episodes.visible()[0]
+    play_id, episodes = session.play.play_id, driver.studio.episodes.episodes
+    driver.wait(lambda: any(record.play_id == play_id for record in episodes.visible()))
+    record = next(record for record in episodes.visible() if record.play_id == play_id)
     assert record.human_steps > 0
     assert record.agent_steps > 0
 
