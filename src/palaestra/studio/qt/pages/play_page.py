@@ -29,7 +29,7 @@ from palaestra.studio.qt.views.render_view import RenderView
 from palaestra.studio.studio import Studio
 
 _COLUMNS = ("step", "actor", "action", "reward", "return", "policy")
-_MAX_ROWS = 200
+_MAX_ROWS, _MIN_HEIGHT = 200, 30
 _SLIDER_STEPS = 200
 _WAITING = {
     "move": "Your move",
@@ -349,11 +349,13 @@ class StepTable(View):
         """The table can be collapsed."""
         return QSize(0, 0)
 
+    @property
+    def can_be_seen(self) -> bool:
+        """Whether the table is not collapsed."""
+        return self.isVisible() and self.height() >= _MIN_HEIGHT
+
     def refresh(self) -> None:
         """Add the new steps on top."""
-        if self.height() < 30:
-            self._drawn = ()
-            return
         steps = self.studio.session.play.steps
         new: list[StepReport] = []
         for report in reversed(steps):
