@@ -663,6 +663,18 @@ def test_a_play_that_the_service_no_longer_knows_has_ended_and_says_so(window, s
     assert report.reason == "the run service no longer knows it, as after a restart"
 
 
+def test_a_restarted_service_says_that_it_does_not_know_the_play(tmp_path, open_window):
+    home = Home(tmp_path / "var" / "training")
+    with service_thread(home):
+        window = open_window(TrainerService(home))
+        window.feed.watch_play("play-cartpole-v1-before-the-restart")
+        window.drain_until(lambda: window.of("play"))
+
+        ((_, report),) = window.of("play")
+        assert (report.failed, report.remedy) == (True, "Start the play again")
+        assert window.feed.close() == []
+
+
 # ---------------------------------------------------------------------- closing
 
 

@@ -401,14 +401,16 @@ class ServiceFeed:
 
     def _read_play(self, play_id: str, stream: Stream) -> None:
         try:
-            connection = self.service.open_play(play_id)
+            self._follow_play(play_id, stream)
         except UnknownRun:
             reason = "the run service no longer knows it, as after a restart"
             ended = PlayEnded(reason=reason, failed=True, remedy="Start the play again")
             self._post(partial(self._subscribers.play, play_id, ended))
             stream.stopped.wait()
-            return
-        with connection:
+
+    def _follow_play(self, play_id: str, stream: Stream) -> None:
+        """Receive the messages of a play. `UnknownRun` if the service does not know it."""
+        with self.service.open_play(play_id) as connection:
             stream.close_with(connection.close)
             with self._lock:
                 if not stream.stopped.is_set():

@@ -37,7 +37,7 @@ class Training:
     def read_details(self) -> None:
         """Read which runners are ready, and the form of the chosen one; called while they can be seen.
 
-        The service starts an interpreter for each runner, which whoever only plays or looks at runs need not wait for.
+        The service starts an interpreter for each runner; a user who only plays or looks at runs does not wait for it.
         """
         if self.launch.runners and not self._has_asked:
             self._has_asked = True

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QEvent, Qt
@@ -98,8 +99,9 @@ def test_in_hybrid_mode_a_held_key_overrides_the_agent_and_who_acted_is_recorded
     driver.wait(lambda: session.play.state.control == "human")
     driver.window.commands.get("play.end").perform()
     driver.wait(lambda: session.play.ended is not None)
-    driver.wait(lambda: len(driver.studio.episodes.episodes) > 0)
-    record = driver.studio.episodes.episodes.visible()[0]
+    play_id, episodes = session.play.play_id, driver.studio.episodes.episodes
+    driver.wait(lambda: any(record.play_id == play_id for record in episodes.visible()))
+    record = next(record for record in episodes.visible() if record.play_id == play_id)
     assert record.human_steps > 0
     assert record.agent_steps > 0
 
@@ -114,6 +116,18 @@ def test_losing_the_focus_releases_all_keys(driver):
     QApplication.sendEvent(picture, QFocusEvent(QEvent.Type.FocusOut))
     driver.wait(lambda: driver.studio.session.play.last_step.action == [0.0])
     assert person.pressed_keys == ()
+
+
+def test_tab_belongs_to_the_environment_and_escape_leaves_the_picture(driver):
+    start(driver, "CartPole-v1")
+    picture = driver.window.play_page.picture
+    pressed = []
+    picture.key_pressed.connect(lambda name, *_: pressed.append(name))
+    picture.setFocus()
+    driver.qtbot.keyClick(picture, Qt.Key.Key_Tab)
+    assert (pressed, driver.window.focusWidget()) == (["Tab"], picture)
+    driver.qtbot.keyClick(picture, Qt.Key.Key_Escape)
+    assert (pressed, driver.window.focusWidget()) == (["Tab"], None)
 
 
 def test_an_environment_that_does_not_exist_is_explained_in_the_page(driver):
@@ -180,3 +194,10 @@ def test_layout_theme_and_the_last_choices_survive_a_restart(open_window, tmp_pa
     assert again.studio.session.mode == "hybrid"
     assert again.window.theme.name == "light"
     assert again.window._stack.currentWidget() is again.window.pages["runs"]
+
+
+def test_every_shortcut_is_in_the_documentation(driver):
+    page = (Path(__file__).parents[3] / "docs" / "studio.md").read_text()
+    shortcuts = [command.shortcut for command in driver.window.commands if command.shortcut]
+    assert len(shortcuts) > 15
+    assert [shortcut for shortcut in shortcuts if f"`{shortcut}`" not in page] == []

@@ -47,12 +47,14 @@ class ServiceRequests:
         self._configured = None if url is None else Endpoint(url, token or "")
         self._discovered: Endpoint | None = None
         self._connections: weakref.WeakSet[http.client.HTTPConnection] = weakref.WeakSet()
+        self._aborted: weakref.WeakSet[http.client.HTTPConnection] = weakref.WeakSet()
         self._connections_lock = threading.Lock()
 
     def abort(self) -> None:
         """Break all requests that wait for their answers, in any thread; they raise `ServiceUnreachable`."""
         with self._connections_lock:
             connections = list(self._connections)
+            self._aborted.update(connections)
         for connection in connections:
             if connection.sock is not None:
                 with contextlib.suppress(OSError):
@@ -146,7 +148,8 @@ class ServiceRequests:
                 raise ServiceUnreachable(f"{text}. {RESTART}") from None
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                if method == "GET" and not is_retry and self._configured is None:
+                can_retry = method == "GET" and not is_retry and self._configured is None
+                if can_retry and connection not in self._aborted:
                     continue
                 raise ServiceUnreachable(f"{method} {path}: the service closed the connection ({error})") from error
             if response.status < 400:

@@ -203,7 +203,7 @@ class PlayBar(View):
         self._speed = label("1×")
         self._speed.setMinimumWidth(44)
         self._speed.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self._hand_over = push_button("Take over", studio.session.hand_over, tip="Hand control over (H)")
+        self._hand_over = push_button("Take over", studio.session.hand_over, tip="Hand control over (Ctrl+H)")
         self._recording = icon_button(theme, "record", studio.session.toggle_recording, tip="Record episodes")
         self._recording.setCheckable(True)
         self._seed = label("", "muted")
