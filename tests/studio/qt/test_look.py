@@ -56,6 +56,9 @@ def test_ticked_runs_are_drawn_together_and_seeds_as_a_band(driver, finished):
     assert sorted(line.low is not None for line in lines) == [False, True]
     board = driver.window.pages["runs"].charts
     driver.wait(lambda: "value_loss" in board._views and board.chart("value_loss")._bands)
+    (_, _, band), *others = board.chart("value_loss")._bands.values()
+    assert not others
+    driver.wait(lambda: band.boundingRect().height() > 0)
 
 
 def test_differences_show_only_what_differs(driver, finished):

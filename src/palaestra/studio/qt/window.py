@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from palaestra.errors import ConfigError
+from palaestra.studio.feed import PlayFrame
 from palaestra.studio.model.commands import Command, Commands
 from palaestra.studio.qt.bridge import Bridge
 from palaestra.studio.qt.docks.session_dock import SessionDock
@@ -67,6 +68,7 @@ class StudioWindow(QMainWindow):
         self.commands = Commands()
         self._rotation = Rotation()
         self._opener: Callable[[], None] | None = None
+        self._frame: PlayFrame | None = None
         self._busy_at = time.monotonic()
         self._add_commands()
         self._build()
@@ -260,6 +262,8 @@ class StudioWindow(QMainWindow):
             part.setParent(None)
             part.deleteLater()
         self._build()
+        if self._frame is not None and self._frame.play_id == self.studio.session.play.play_id:
+            self.play_page.show_frame(self._frame.picture, self._frame.report)
         self._busy_at = time.monotonic()
 
     # ------------------------------------------------------------------ commands
@@ -328,6 +332,7 @@ class StudioWindow(QMainWindow):
         self.studio.feed.drain()
         frame = self.studio.feed.take_frame()
         if frame is not None and frame.play_id == self.studio.session.play.play_id:
+            self._frame = frame
             self.play_page.show_frame(frame.picture, frame.report)
 
     def _tick(self) -> None:

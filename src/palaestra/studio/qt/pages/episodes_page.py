@@ -42,6 +42,7 @@ class EpisodesPage(View):
         self._search.textChanged.connect(studio.episodes.episodes.set_search)
         self.list = QListWidget()
         self.list.setAccessibleName("Recorded episodes")
+        self.list.setProperty("role", "entries")
         self.list.currentItemChanged.connect(lambda item, _: self._open(item))
         self._empty = EmptyState(
             theme, "film", "No recorded episodes", "Play something: every episode is recorded unless you switch it off."
@@ -117,10 +118,13 @@ class ReplayPlayer(View):
         self._delete = ConfirmButton("Delete", "Really delete?")
         self._delete.confirmed.connect(self._delete_episode)
         self._last_tick = time.monotonic()
+        head = row(self._title, self._facts, self._export, self._delete, margins=(14, 8, 12, 8))
+        head.setStretch(0, 1)
+        head.setStretch(1, 2)
         self._player = QWidget()
         self._player.setLayout(
             column(
-                frame(row(self._title, self._facts, self._export, self._delete, margins=(14, 8, 12, 8)), "bar"),
+                frame(head, "bar"),
                 self.picture,
                 frame(
                     column(

@@ -102,6 +102,7 @@ class TrajectoriesPage(View):
         self._search.textChanged.connect(browser.model.set_search)
         self.list = QListWidget()
         self.list.setAccessibleName("Episodes")
+        self.list.setProperty("role", "entries")
         self.list.currentItemChanged.connect(lambda item, _: self._open(item))
         refresh = icon_button(theme, "refresh", browser.refresh, tip="Read the list again")
         self._empty = EmptyState(theme, "screen", "No episodes", "")

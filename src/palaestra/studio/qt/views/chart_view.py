@@ -171,7 +171,9 @@ class ChartView(View):
         if line.key not in self._bands:
             fill = QColor(colour)
             fill.setAlpha(_BAND_ALPHA)
-            low, high = self.plot.plot(pen=None), self.plot.plot(pen=None)
+            # A pen that draws nothing: without any pen an item keeps no path, and nothing would be filled.
+            invisible = pyqtgraph.mkPen(None)
+            low, high = self.plot.plot(pen=invisible), self.plot.plot(pen=invisible)
             band = pyqtgraph.FillBetweenItem(low, high, brush=fill)
             self.plot.addItem(band)
             self._bands[line.key] = (low, high, band)
