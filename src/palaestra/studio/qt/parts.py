@@ -430,16 +430,29 @@ class FlowLayout(QLayout):
         return size + QSize(margins.left() + margins.right(), margins.top() + margins.bottom())
 
     def _arrange(self, area: QRect, *, move: bool) -> int:
-        x, y, height = area.x(), area.y(), 0
+        """Place the items, each in the middle of its line; returns the height of all lines."""
+        y = area.y() - self.spacing()
+        for line_items in self._lines(area.width()):
+            y += self.spacing()
+            x, height = area.x(), max(item.sizeHint().height() for item in line_items)
+            for item in line_items if move else ():
+                hint = item.sizeHint()
+                top = y + (height - hint.height()) // 2
+                item.setGeometry(QRect(x, top, min(hint.width(), area.width()), hint.height()))
+                x += hint.width() + self.spacing()
+            y += height
+        return max(0, y - area.y())
+
+    def _lines(self, width: int) -> list[list[QLayoutItem]]:
+        lines: list[list[QLayoutItem]] = []
+        used = 0
         for item in self._items:
             widget = item.widget()
             if widget is not None and widget.isHidden():
                 continue
-            hint = item.sizeHint()
-            if x > area.x() and x + hint.width() > area.right() + 1:
-                x, y, height = area.x(), y + height + self.spacing(), 0
-            if move:
-                item.setGeometry(QRect(x, y, min(hint.width(), area.width()), hint.height()))
-            x += hint.width() + self.spacing()
-            height = max(height, hint.height())
-        return y + height - area.y()
+            if not lines or used + item.sizeHint().width() > width:
+                lines.append([])
+                used = 0
+            lines[-1].append(item)
+            used += item.sizeHint().width() + self.spacing()
+        return lines
