@@ -82,7 +82,8 @@ def _find_service(connect: str | None, token_file: Path | None) -> TrainerServic
         service.request("GET", "/health")
         return service
     service = TrainerService(url=connect, token=_read_token(token_file))
-    # The first request shows a wrong address or token at once.
+    # The first shows a wrong address at once, the second a wrong token.
+    service.check_health()
     service.request("GET", "/runners")
     return service
 
@@ -98,3 +99,6 @@ def _read_token(token_file: Path | None) -> str:
         return token_file.read_text().strip()
     except OSError as error:
         raise ConfigError("--token-file", str(token_file), f"cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        remedy = "Copy service/token of the state directory there"
+        raise ConfigError("--token-file", str(token_file), "is not a text file", remedy) from None

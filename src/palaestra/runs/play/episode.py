@@ -287,6 +287,12 @@ def open_episode(home: Home, episode_id: str) -> EpisodeReader:
     return EpisodeReader(home.episodes / names[0])
 
 
+def damaged_record(episode_id: str, problem: str) -> EpisodeRecord:
+    """What is known of an episode that cannot be read."""
+    record = EpisodeRecord(episode_id=episode_id, play_id="", env_id="", kind="gymnasium")
+    return replace(record, outcome="interrupted", problem=problem)
+
+
 def list_episodes(home: Home, *, env_id: str | None = None, play_id: str | None = None) -> list[EpisodeRecord]:
     """The recorded episodes, newest first; a damaged one has a `problem`."""
     records = []
@@ -295,8 +301,7 @@ def list_episodes(home: Home, *, env_id: str | None = None, play_id: str | None 
             records.append(EpisodeReader(path).record)
         except ConfigError as error:
             if path.is_dir():
-                kind = EpisodeRecord(episode_id=path.name, play_id="", env_id="", kind="gymnasium")
-                records.append(replace(kind, outcome="interrupted", problem=error.reason))
+                records.append(damaged_record(path.name, error.reason))
     return sorted(
         (r for r in records if env_id in (None, r.env_id) and play_id in (None, r.play_id)),
         key=lambda record: (record.started, record.episode_id),

@@ -12,6 +12,7 @@ from palaestra.errors import ConfigError, PalaestraError, UnknownRun
 from palaestra.files.home import Home
 from palaestra.runs.play.episode import (
     EpisodeReader,
+    damaged_record,
     delete_episode,
     export_video,
     list_episodes,
@@ -173,7 +174,12 @@ def _add_episode_routes(app: FastAPI, home: Home) -> None:
     @router.delete("/episodes/{episode_id}", responses=NOT_FOUND, response_model=EpisodeRecord)
     def remove_episode(episode_id: _EpisodeId) -> JsonObject:
         """Delete a recorded episode."""
-        record = open_episode(home, episode_id).record
+        try:
+            record = open_episode(home, episode_id).record
+        except ConfigError as error:
+            if not (home.episodes / episode_id).is_dir():
+                raise
+            record = damaged_record(episode_id, error.reason)
         delete_episode(home, record.episode_id)
         return to_json(record)
 
