@@ -30,6 +30,8 @@ from palaestra.studio.studio import Studio
 
 _COLUMNS = ("step", "actor", "action", "reward", "return", "policy")
 _MAX_ROWS = 200
+_MIN_HEIGHT = 30
+"""A table of steps below this height is collapsed."""
 _SLIDER_STEPS = 200
 _WAITING = {
     "move": "Your move",
@@ -347,11 +349,17 @@ class StepTable(View):
         """The table can be collapsed."""
         return QSize(0, 0)
 
+    @property
+    def is_outdated(self) -> bool:
+        """Whether there are new steps; a table that is collapsed needs none."""
+        return self.height() >= _MIN_HEIGHT and super().is_outdated
+
+    def refresh_if_changed(self) -> bool:
+        """Add new steps, unless the table is collapsed."""
+        return self.height() >= _MIN_HEIGHT and super().refresh_if_changed()
+
     def refresh(self) -> None:
         """Add the new steps on top."""
-        if self.height() < 30:
-            self._drawn = ()
-            return
         steps = self.studio.session.play.steps
         new: list[StepReport] = []
         for report in reversed(steps):
