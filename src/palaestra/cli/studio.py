@@ -83,7 +83,8 @@ def _find_service(connect: str | None, token_file: Path | None) -> TrainerServic
         service.request("GET", "/health")
         return service
     service = TrainerService(url=connect, token=_read_token(token_file))
-    # The first request shows a wrong address or token at once.
+    # The first shows a wrong address at once, the second a wrong token.
+    service.check_health()
     service.request("GET", "/runners")
     return service
 

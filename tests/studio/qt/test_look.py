@@ -80,7 +80,7 @@ def test_a_chart_is_saved_as_csv_and_png(driver, finished, tmp_path):
     driver.wait(lambda: "value_loss" in board._views and board.chart("value_loss")._lines)
     chart = board.chart("value_loss")
     chart.save_csv(tmp_path / "loss.csv")
-    rows = list(csv.reader((tmp_path / "loss.csv").open()))
+    rows = list(csv.reader((tmp_path / "loss.csv").read_text().splitlines()))
     points = driver.studio.feed.service.metrics(finished[0], "value_loss")
     assert rows[0] == ["run", "step", "value_loss"]
     assert len(rows) - 1 == len(points)

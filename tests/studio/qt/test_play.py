@@ -20,6 +20,18 @@ def start(driver, env_id, mode="human", **options):
     driver.wait(lambda: driver.studio.session.play.last_step is not None)
 
 
+def wait_for_episode(driver, outcome):
+    """The newest recorded episode of the play of the window with this outcome."""
+    play_id = driver.studio.session.play.play_id
+
+    def records():
+        episodes = driver.studio.episodes.episodes.visible()
+        return [one for one in episodes if one.play_id == play_id and one.outcome == outcome]
+
+    driver.wait(records)
+    return records()[0]
+
+
 @pytest.fixture
 def driver(open_window):
     return open_window()
@@ -99,9 +111,7 @@ def test_in_hybrid_mode_a_held_key_overrides_the_agent_and_who_acted_is_recorded
     driver.wait(lambda: session.play.state.control == "human")
     driver.window.commands.get("play.end").perform()
     driver.wait(lambda: session.play.ended is not None)
-    play_id, episodes = session.play.play_id, driver.studio.episodes.episodes
-    driver.wait(lambda: any(record.play_id == play_id for record in episodes.visible()))
-    record = next(record for record in episodes.visible() if record.play_id == play_id)
+    record = wait_for_episode(driver, "stopped")
     assert record.human_steps > 0
     assert record.agent_steps > 0
 
@@ -158,12 +168,10 @@ def test_a_recorded_episode_is_replayed_step_by_step_and_exported(driver, tmp_pa
     driver.wait(lambda: any(step.is_last for step in session.play.steps))
     session.end()
     driver.wait(lambda: session.play.ended is not None)
-    driver.studio.episodes.refresh()
-    driver.wait(lambda: any(one.outcome == "terminated" for one in driver.studio.episodes.episodes.visible()))
+    record = wait_for_episode(driver, "terminated")
     driver.window.show_page("episodes")
     page = driver.window.pages["episodes"]
     driver.settle()
-    record = next(one for one in driver.studio.episodes.episodes.visible() if one.outcome == "terminated")
     row = next(i for i in range(page.list.count()) if page.list.item(i).data(Qt.ItemDataRole.UserRole) == record)
     page.list.setCurrentRow(row)
     replay = driver.studio.episodes.replay

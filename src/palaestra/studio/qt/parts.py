@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QPointF, QRect, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QFontMetrics, QPainter, QPaintEvent, QPen, QPolygonF, QResizeEvent
+from PySide6.QtGui import (
+    QColor,
+    QFontMetrics,
+    QKeySequence,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QPolygonF,
+    QResizeEvent,
+    QShortcut,
+)
 from PySide6.QtWidgets import (
     QButtonGroup,
     QFrame,
@@ -157,6 +168,14 @@ def clear_layout(layout: QLayout) -> None:
             clear_layout(inner)
 
 
+def add_step_keys(widget: QWidget, move: Callable[[int], None]) -> None:
+    """Let the arrow keys to the left and right move by one while the focus is in a widget; fields keep theirs."""
+    for key, by in ((Qt.Key.Key_Left, -1), (Qt.Key.Key_Right, 1)):
+        shortcut = QShortcut(QKeySequence(key), widget)
+        shortcut.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+        shortcut.activated.connect(partial(move, by))
+
+
 class Elided(QLabel):
     """One line that ends with dots when it does not fit; the tip shows all of it."""
 
@@ -275,6 +294,13 @@ class ConfirmButton(QPushButton):
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._restore)
         self.clicked.connect(self._ask)
+        self._subject = ""
+
+    def set_subject(self, subject: str) -> None:
+        """Name what a click is about. The first click on one thing must not confirm for another."""
+        if subject != self._subject:
+            self._subject = subject
+            self._restore()
 
     def _ask(self) -> None:
         if self._timer.isActive():

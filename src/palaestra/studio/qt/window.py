@@ -30,7 +30,7 @@ from palaestra.studio.qt.docks.telemetry_dock import TelemetryDock
 from palaestra.studio.qt.docks.train_panel import TrainPanel
 from palaestra.studio.qt.docks.trained_panel import TrainedPanel
 from palaestra.studio.qt.icons import icon
-from palaestra.studio.qt.overlays import CommandPalette, NoticeList, ShortcutOverlay
+from palaestra.studio.qt.overlays import CommandPalette, NoticeHistory, NoticeList, ShortcutOverlay
 from palaestra.studio.qt.pages.episodes_page import EpisodesPage
 from palaestra.studio.qt.pages.play_page import PlayPage
 from palaestra.studio.qt.pages.runs_page import RunsPage
@@ -104,6 +104,7 @@ class StudioWindow(QMainWindow):
         self._build_bar()
         self.palette_overlay = CommandPalette(self.commands, theme, self)
         self.shortcut_overlay = ShortcutOverlay(self.commands, theme, self)
+        self.notice_history = NoticeHistory(studio, theme, self)
         first = "welcome" if studio.first_steps.is_needed else "play"
         self.show_page(studio.settings.get("page", first))
 
@@ -258,7 +259,8 @@ class StudioWindow(QMainWindow):
         application = QApplication.instance()
         assert isinstance(application, QApplication)
         apply_theme(application, self.theme)
-        for part in (self._bar, self._left, self._right, self.notice_list, self.palette_overlay, self.shortcut_overlay):
+        overlays = (self.notice_list, self.palette_overlay, self.shortcut_overlay, self.notice_history)
+        for part in (self._bar, self._left, self._right, *overlays):
             part.setParent(None)
             part.deleteLater()
         self._build()
@@ -298,6 +300,7 @@ class StudioWindow(QMainWindow):
             Command("mode.agent", "Agent", "Mode", lambda: studio.session.set_mode("agent"), "Ctrl+Alt+3"),
             Command("view.palette", "Find a command", "View", lambda: self.palette_overlay.open(), "Ctrl+K"),
             Command("view.shortcuts", "Shortcuts", "View", lambda: self.shortcut_overlay.open(), "?"),
+            Command("view.notices", "Past notices", "View", lambda: self.notice_history.open(), "Ctrl+Shift+N"),
             Command("view.left", "Session panel", "View", lambda: self._toggle(self._left), "Ctrl+B"),
             Command("view.right", "Run panel", "View", lambda: self._toggle(self._right), "Ctrl+J"),
             Command("page.play", "Play", "Page", lambda: self.show_page("play"), "Ctrl+1"),

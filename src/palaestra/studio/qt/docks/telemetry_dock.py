@@ -87,6 +87,7 @@ class RunHeader(View):
         """Show the run."""
         record = self.studio.browser.runs.current_record
         self.setVisible(record is not None)
+        self._stop.set_subject("" if record is None else record.run_id)
         if record is None:
             return
         self._name.set_text(record.name or record.run_id)

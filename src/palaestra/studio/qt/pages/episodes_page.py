@@ -18,6 +18,7 @@ from palaestra.studio.qt.parts import (
     EmptyState,
     SearchField,
     Sparkline,
+    add_step_keys,
     column,
     frame,
     icon_button,
@@ -59,6 +60,8 @@ class EpisodesPage(View):
         splitter.setChildrenCollapsible(False)
         self.setLayout(column(splitter))
         rotation.add(self.player)
+        replay = studio.episodes.replay
+        add_step_keys(self, lambda by: replay.seek(replay.position + by))
         self.refresh()
 
     def refresh(self) -> None:
@@ -107,7 +110,7 @@ class ReplayPlayer(View):
         self.scrubber.valueChanged.connect(replay.seek)
         self._play = icon_button(theme, "play", replay.toggle, tip="Play or pause the replay")
         self._back = icon_button(theme, "reset", lambda: replay.seek(0), tip="To the beginning")
-        self._next = icon_button(theme, "step", lambda: replay.seek(replay.position + 1), tip="Next step")
+        self._next = icon_button(theme, "step", lambda: replay.seek(replay.position + 1), tip="Next step (→)")
         self._speed = QComboBox()
         self._speed.setAccessibleName("Speed of the replay")
         for speed in SPEEDS:
@@ -158,6 +161,7 @@ class ReplayPlayer(View):
         record = replay.record
         self._empty.setVisible(record is None)
         self._player.setVisible(record is not None)
+        self._delete.set_subject("" if record is None else record.episode_id)
         if record is None:
             return
         self._title.set_text(record.env_id or record.episode_id)

@@ -29,7 +29,9 @@ from palaestra.studio.qt.views.render_view import RenderView
 from palaestra.studio.studio import Studio
 
 _COLUMNS = ("step", "actor", "action", "reward", "return", "policy")
-_MAX_ROWS, _MIN_HEIGHT = 200, 30
+_MAX_ROWS = 200
+_MIN_HEIGHT = 30
+"""A table of steps below this height is collapsed."""
 _SLIDER_STEPS = 200
 _WAITING = {
     "move": "Your move",

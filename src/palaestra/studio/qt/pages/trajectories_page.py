@@ -25,6 +25,7 @@ from palaestra.studio.qt.parts import (
     EmptyState,
     FlowLayout,
     SearchField,
+    add_step_keys,
     clear_layout,
     column,
     frame,
@@ -118,6 +119,7 @@ class TrajectoriesPage(View):
         splitter.setChildrenCollapsible(False)
         self.setLayout(column(splitter))
         rotation.add(self.viewer)
+        add_step_keys(self, lambda by: browser.model.seek(browser.model.turn + by))
 
     def refresh(self) -> None:
         """Show the list of the current run."""

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyqtgraph
 from pyqtgraph.exporters import ImageExporter
-from PySide6.QtCore import QPointF, Qt
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QPointF, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
     QCheckBox,
@@ -80,6 +80,7 @@ class ChartView(View):
             self._title,
             self._value,
             icon_button(theme, "download", self.export_csv, tip=f"Save {metric} as CSV"),
+            icon_button(theme, "screen", self.export_png, tip=f"Save {metric} as a picture"),
             icon_button(theme, "close", lambda: studio.browser.details.remove_chart(metric), tip=f"Hide {metric}"),
             spacing=6,
             margins=(10, 4, 4, 0),
@@ -230,22 +231,25 @@ class ChartView(View):
         writer = csv.writer(text)
         writer.writerow(("run", self.studio.browser.charts.options.x_axis, self.name))
         writer.writerows(self.studio.browser.charts.table(self.name))
-        self._write(path, text.getvalue().encode())
+        self._write(path, text.getvalue().encode(), "points are")
 
     def save_png(self, path: Path) -> None:
         """Save the picture of the chart."""
         exporter = ImageExporter(self.plot.getPlotItem())
         exporter.parameters()["width"] = 1200
-        exporter.export(str(path))
-        self.studio.notices.add("success", f"The chart is in {path}.")
+        data = QByteArray()
+        buffer = QBuffer(data)
+        buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+        exporter.export(toBytes=True).save(buffer, "PNG")
+        self._write(path, bytes(data.data()), "chart is")
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, data: bytes, what: str) -> None:
         try:
             path.write_bytes(data)
         except OSError as error:
             self.studio.notices.add("error", f"{path} cannot be written ({error.strerror}).")
         else:
-            self.studio.notices.add("success", f"The points are in {path}.")
+            self.studio.notices.add("success", f"The {what} in {path}.")
 
     def _ask_for_file(self, kind: str, suffix: str, save: object) -> None:
         dialog = QFileDialog(self, f"Save {self.name}", f"{self.name.replace('/', '_')}.{suffix}", kind)
