@@ -323,7 +323,9 @@ def _format_default(value: object) -> str:
 def schemas_file() -> str:
     """The JSON Schemas of all sections of the configuration, which the run service reads without importing torch."""
     schemas = {name: section.model_json_schema() for name, section in configuration_sections().items()}
-    return json.dumps(schemas, indent=1) + "\n"
+    # One line for each section: a change shows which one.
+    lines = [f"{json.dumps(name)}: {json.dumps(schema, separators=(',', ':'))}" for name, schema in schemas.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def documented_metrics() -> dict[str, tuple[str, str, str]]:
