@@ -7,10 +7,9 @@ import io
 import math
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyqtgraph
-from pyqtgraph.exporters import ImageExporter
 from PySide6.QtCore import QPointF, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
@@ -25,7 +24,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from palaestra.studio.model.chart import ChartLine
+from palaestra.studio.model.chart import ChartLine, Floats, thin_line
 from palaestra.studio.qt.parts import (
     Elided,
     EmptyState,
@@ -41,12 +40,25 @@ from palaestra.studio.qt.theme import Theme
 from palaestra.studio.qt.view import Rotation, View
 from palaestra.studio.studio import Studio
 
+if TYPE_CHECKING:
+    import pyqtgraph
+
 _MIN_INTERVAL_S = 0.1
 _DETAIL_AFTER_S = 0.25
 """After zooming, the part that is shown is read in more detail once the range has stayed the same for this long."""
 _RAW_ALPHA, _BAND_ALPHA = 60, 45
 _MAX_LEGEND = 12
+_MIN_STRETCHES = 200
 _AXES = (("step", "step"), ("time", "time"), ("episode", "episode"))
+
+
+def load_pyqtgraph() -> Any:
+    """The library that draws the charts. To import it takes a quarter of a second, which a window without needs not."""
+    import pyqtgraph
+    import pyqtgraph.exporters
+
+    pyqtgraph.setConfigOptions(antialias=True)
+    return pyqtgraph
 
 
 class ChartView(View):
@@ -58,7 +70,8 @@ class ChartView(View):
         self.min_interval_s = _MIN_INTERVAL_S
         self._title = Elided(metric, "heading")
         self._value = label("", "muted")
-        self.plot = pyqtgraph.PlotWidget(background=theme.surface)
+        self._library = load_pyqtgraph()
+        self.plot = self._library.PlotWidget(background=theme.surface)
         self._curves: dict[str, pyqtgraph.PlotDataItem] = {}
         self._raw_curves: dict[str, pyqtgraph.PlotDataItem] = {}
         self._bands: dict[str, tuple[pyqtgraph.PlotDataItem, pyqtgraph.PlotDataItem, pyqtgraph.FillBetweenItem]] = {}
@@ -83,16 +96,15 @@ class ChartView(View):
         item.showGrid(x=True, y=True, alpha=0.15)
         item.setMenuEnabled(False)
         item.hideButtons()
-        # After adding the item: as arguments of `plot` these are ignored.
-        item.setDownsampling(auto=True, mode="peak")
-        item.setClipToView(True)
         for name in ("left", "bottom"):
             axis = item.getAxis(name)
             axis.setPen(self.theme.border)
             axis.setTextPen(self.theme.muted)
         item.getAxis("left").setWidth(52)
         self.plot.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
-        self._hover_line = pyqtgraph.InfiniteLine(angle=90, pen=pyqtgraph.mkPen(self.theme.strong_border, width=1))
+        self._hover_line = self._library.InfiniteLine(
+            angle=90, pen=self._library.mkPen(self.theme.strong_border, width=1)
+        )
         self._hover_line.hide()
         self._hover_text = QLabel(self.plot)
         self._hover_text.setTextFormat(Qt.TextFormat.PlainText)
@@ -102,7 +114,7 @@ class ChartView(View):
         )
         self._hover_text.hide()
         self.plot.addItem(self._hover_line, ignoreBounds=True)
-        self._hover = pyqtgraph.SignalProxy(
+        self._hover = self._library.SignalProxy(
             self.plot.scene().sigMouseMoved, rateLimit=30, slot=lambda event: self._show_values(event[0])
         )
         item.getViewBox().sigRangeChangedManually.connect(lambda *_: self._note_range())
@@ -140,14 +152,28 @@ class ChartView(View):
         if line.raw is not None:
             faint = QColor(colour)
             faint.setAlpha(_RAW_ALPHA)
-            self._item(self._raw_curves, line.key, faint).setData(line.x, line.raw)
+            self._item(self._raw_curves, line.key, faint).setData(*self._cut(line.x, line.raw))
         elif line.key in self._raw_curves:
             self.plot.removeItem(self._raw_curves.pop(line.key))
-        self._item(self._curves, line.key, QColor(colour)).setData(line.x, line.y, connect="finite")
+        self._item(self._curves, line.key, QColor(colour)).setData(*self._cut(line.x, line.y), connect="finite")
+
+    def _cut(self, x: Floats, y: Floats) -> tuple[Floats, Floats]:
+        """The part of a line that can be seen, in about two points per pixel.
+
+        The plot could do this itself, but the ends of its lines move with the range, and the automatic range with the
+        ends: some curves were drawn again and again for ever.
+        """
+        box = self.plot.getPlotItem().getViewBox()
+        if not box.autoRangeEnabled()[0]:
+            (first, last), _ = box.viewRange()
+            margin = last - first  # the user can move on before the next refresh
+            start, end = np.searchsorted(x, [first - margin, last + margin])
+            x, y = x[max(0, start - 1) : end + 1], y[max(0, start - 1) : end + 1]
+        return thin_line(x, y, max(_MIN_STRETCHES, self.plot.width()))
 
     def _item(self, items: dict[str, pyqtgraph.PlotDataItem], key: str, colour: QColor) -> pyqtgraph.PlotDataItem:
         # A pen of width 1 is drawn several times faster than a wider one.
-        pen = pyqtgraph.mkPen(colour, width=1)
+        pen = self._library.mkPen(colour, width=1)
         if key not in items:
             items[key] = self.plot.plot(pen=pen)
         else:
@@ -161,7 +187,7 @@ class ChartView(View):
             fill = QColor(colour)
             fill.setAlpha(_BAND_ALPHA)
             low, high = self.plot.plot(pen=None), self.plot.plot(pen=None)
-            band = pyqtgraph.FillBetweenItem(low, high, brush=fill)
+            band = self._library.FillBetweenItem(low, high, brush=fill)
             self.plot.addItem(band)
             self._bands[line.key] = (low, high, band)
         low, high, _ = self._bands[line.key]
@@ -170,10 +196,12 @@ class ChartView(View):
 
     def _note_range(self) -> None:
         self._range_changed_at = time.monotonic()
+        self._drawn = ()  # other points of the lines can be seen
 
     def _reset_on_double_click(self, event: object) -> None:
         if getattr(event, "double", lambda: False)():
             self.plot.getPlotItem().enableAutoRange()
+            self._drawn = ()
 
     def _show_values(self, position: QPointF) -> None:
         """Show the values of all lines at the pointer."""
@@ -221,7 +249,7 @@ class ChartView(View):
 
     def save_png(self, path: Path) -> None:
         """Save the picture of the chart."""
-        exporter = ImageExporter(self.plot.getPlotItem())
+        exporter = self._library.exporters.ImageExporter(self.plot.getPlotItem())
         exporter.parameters()["width"] = 1200
         exporter.export(str(path))
         self.studio.notices.add("success", f"The chart is in {path}.")
