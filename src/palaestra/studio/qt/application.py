@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import QEventLoop, Qt
+from PySide6.QtCore import QEventLoop, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtWidgets import QApplication
 
@@ -15,11 +16,14 @@ from palaestra.errors import ConfigError
 from palaestra.runs.client.client import TrainerService
 from palaestra.studio.model.settings import Settings, settings_file
 from palaestra.studio.qt.bridge import Bridge
+from palaestra.studio.qt.collector import GarbageCollector
 from palaestra.studio.qt.theme import apply_theme, check_fonts, choose_theme
+from palaestra.studio.qt.views.chart_view import load_pyqtgraph
 from palaestra.studio.qt.window import StudioWindow
 from palaestra.studio.studio import Studio
 
 _SETTLE_TIMEOUT_S = 30.0
+_PRELOAD_AFTER_MS = 500
 
 
 def create_application() -> QApplication:
@@ -50,12 +54,18 @@ def create_window(service: TrainerService, settings: Settings, theme_name: str |
 def run_studio(service: TrainerService, page: str = "", theme_name: str = "") -> int:
     """Show the window until it is closed; returns the exit code."""
     application = create_application()
+    collector = GarbageCollector(application)
     settings = Settings(settings_file())
     window = create_window(service, settings, theme_name or None)
     if page:
         window.show_page(page)
     window.show()
-    return application.exec()
+    # After the first paint, and in another thread: the first chart does not have to wait for it.
+    QTimer.singleShot(_PRELOAD_AFTER_MS, lambda: threading.Thread(target=load_pyqtgraph, daemon=True).start())
+    try:
+        return application.exec()
+    finally:
+        collector.close()
 
 
 def take_screenshot(service: TrainerService, path: Path, page: str, theme_name: str) -> None:
