@@ -143,7 +143,7 @@ def measure_platform(
     parts, quick, tries = arguments.only or PARTS, arguments.quick, arguments.tries
     checkpoint = train_policy(service, 20_000 if quick else 150_000) if {"load", "memory"} & set(parts) else ""
     seconds = 5.0 if quick else 20.0
-    minutes = 0.5 if quick else 4.0
+    minutes = 0.5 if quick else 3.0
     long_run = write_long_run(service, 20_000 if quick else 1_000_000) if "first_curve" in parts else ""
 
     def measure_with_load(part: str, duration_s: float, **options: object) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def _rows() -> list[tuple[str, str, str, Callable[[dict[str, Any]], str]]]:
             lambda one: _join(one, "median_ms", "max_ms"),
         ),
         (
-            "memory after 4 minutes under load; growth after the first minute",
+            "memory after 3 minutes under load; growth after the first minute",
             "no leak",
             "memory",
             lambda one: f"{one['resident_mb_last']:.0f} MB; {one['resident_mb_per_minute']:+.2f} MB/min",
@@ -287,21 +287,24 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Measure, write after every part, so that a run that is stopped keeps what it has, and show."""
+    """Measure, write after every part, so that a run that is stopped keeps what it has, and show the table."""
     arguments = _arguments()
     platforms = arguments.platform or [name for name in PLATFORMS if name != "xcb" or shutil.which("Xvfb")]
-    found: dict[str, Any] = {"machine": machine.facts(), "quick": arguments.quick}
     arguments.results.mkdir(parents=True, exist_ok=True)
+    stored = arguments.results / "studio.json"
+    # Parts that are not measured now keep their last result.
+    found: dict[str, Any] = json.loads(stored.read_text()) if arguments.only and stored.exists() else {}
+    found |= {"machine": machine.facts(), "quick": arguments.quick}
     with tempfile.TemporaryDirectory(prefix="palaestra-bench-") as directory:
         home = Home(Path(directory).resolve() / "var" / "training")
         with run_service(home) as service:
             for platform in platforms:
-                found[platform] = {}
+                found.setdefault(platform, {})
                 with run_x_server(platform):
                     for part, tries in measure_platform(platform, home, service, arguments):
                         found[platform][part] = tries
                         print(f"{platform}: {part} measured", file=sys.stderr, flush=True)
-                        (arguments.results / "studio.json").write_text(json.dumps(found, indent=1) + "\n")
+                        stored.write_text(json.dumps(found, indent=1) + "\n")
                         (arguments.results / "studio.md").write_text(markdown(found))
     print(markdown(found))
 

@@ -25,6 +25,7 @@ from palaestra.files.home import Home
 from palaestra.runs.client.client import TrainerService
 from palaestra.runs.play.protocol import SetSpeed
 from palaestra.runs.play.state import StepReport
+from palaestra.studio.model.play import PlayModel
 from palaestra.studio.model.settings import Settings
 from palaestra.studio.qt import application
 from palaestra.studio.qt.collector import GarbageCollector
@@ -180,12 +181,18 @@ def measure_input(home: Home, options: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
+def _waits_for_move(play: PlayModel) -> bool:
+    """Whether a key has an effect at once. The state of an episode that has just ended may be a step behind."""
+    last, state = play.last_step, play.state
+    return state is not None and state.waiting == "move" and last is not None and not last.is_last
+
+
 def _press_keys(window: StudioWindow, keys: tuple[Qt.Key, ...], presses: int) -> dict[str, Any]:
     session, picture = window.studio.session, window.play_page.picture
     paints, times = FramePaints(window), []
     picture.setFocus()
     while len(times) < presses:
-        wait_until(lambda: session.play.state is not None and session.play.state.waiting == "move")
+        wait_until(lambda: _waits_for_move(session.play))
         # Not in step with any timer of the window.
         wait(0.020 + 0.0037 * (len(times) % 11))
         key, count = keys[len(times) % len(keys)], session.play.input._count
