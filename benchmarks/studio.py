@@ -216,6 +216,12 @@ def _rows() -> list[tuple[str, str, str, Callable[[dict[str, Any]], str]]]:
                 lambda one, pace=pace: _join(one[pace]["render"], "gap_p50_ms", "gap_p95_ms", "gap_p99_ms"),
             ),
             (
+                "… from the step in the environment's process to its paint, p50 / p95",
+                "",
+                "load",
+                lambda one, pace=pace: _join(one[pace]["render"], "made_to_painted_p50_ms", "made_to_painted_p95_ms"),
+            ),
+            (
                 "… answer of the window's thread, p50 / p99 / max",
                 "max ≤ 50 ms",
                 "load",

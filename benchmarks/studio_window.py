@@ -28,7 +28,6 @@ from palaestra.runs.play.state import StepReport
 from palaestra.studio.model.play import PlayModel
 from palaestra.studio.model.settings import Settings
 from palaestra.studio.qt import application
-from palaestra.studio.qt.collector import GarbageCollector
 from palaestra.studio.qt.window import StudioWindow
 
 CARTPOLE_FPS = 50.0
@@ -60,6 +59,7 @@ class FramePaints:
 
     def __init__(self, window: StudioWindow) -> None:
         self.paints: list[tuple[float, StepReport]] = []
+        self._latencies: list[float] = []
         self._newest: StepReport | None = None
         page, show = window.play_page, window.play_page.show_frame
 
@@ -73,16 +73,23 @@ class FramePaints:
     def _note(self) -> None:
         if self._newest is not None:
             self.paints.append((time.perf_counter(), self._newest))
+            self._latencies.append(time.time() - self._newest.time)
 
     def summarize(self, pace: float) -> dict[str, Any]:
         """Gaps within episodes: between two episodes the last picture stays for a second, as it should."""
-        gaps, steps = [], 0
+        gaps, made, steps = [], [], 0
         for (before, first), (after, second) in zip(self.paints, self.paints[1:], strict=False):
             if first.episode == second.episode and second.step > first.step:
                 gaps.append(after - before)
+                made.append(second.time - first.time)
                 steps += second.step - first.step
         gaps.sort()
+        made.sort()
+        late = sorted(self._latencies)
         return {
+            "made_gap_p95_ms": 1e3 * made[int(0.95 * len(made))],
+            "made_to_painted_p50_ms": 1e3 * late[len(late) // 2],
+            "made_to_painted_p95_ms": 1e3 * late[int(0.95 * len(late))],
             "steps_per_second_asked": pace,
             "steps_per_second": steps / sum(gaps),
             "frames_per_second": len(gaps) / sum(gaps),
@@ -100,8 +107,10 @@ def open_window(home: Home, *, page: str = "play", with_charts: bool = False) ->
     settings = Settings(None)
     settings.set("page", page)
     settings.set("right_dock", with_charts)
-    if GarbageCollector not in map(type, QApplication.instance().children() if QApplication.instance() else ()):
-        GarbageCollector(application.create_application())
+    if application.GarbageCollector not in map(
+        type, QApplication.instance().children() if QApplication.instance() else ()
+    ):
+        application.GarbageCollector(application.create_application())
     window = application.create_window(TrainerService(home), settings, "dark")
     window.show()
     wait_until(lambda: window.studio.connection.is_connected and window.studio.browser.runs.is_loaded)

@@ -11,8 +11,7 @@ from PySide6.QtWidgets import QApplication
 from palaestra.runs.phase import Phase
 from palaestra.runs.series import MetricPoint
 from palaestra.studio.model.chart import CurveSource
-from palaestra.studio.qt.application import create_application
-from palaestra.studio.qt.collector import GarbageCollector
+from palaestra.studio.qt.application import GarbageCollector, create_application
 from palaestra.studio.qt.views.chart_view import ChartView
 
 STEPS = 150

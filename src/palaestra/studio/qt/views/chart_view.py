@@ -43,7 +43,8 @@ from palaestra.studio.studio import Studio
 if TYPE_CHECKING:
     import pyqtgraph
 
-_MIN_INTERVAL_S = 0.1
+_MIN_INTERVAL_S, _MIN_INTERVAL_PLAYING_S = 0.1, 0.25
+"""To paint a chart takes as long as a frame of a play may be late, so that charts are painted less often beside one."""
 _DETAIL_AFTER_S = 0.25
 """After zooming, the part that is shown is read in more detail once the range has stayed the same for this long."""
 _RAW_ALPHA, _BAND_ALPHA = 60, 45
@@ -67,7 +68,6 @@ class ChartView(View):
     def __init__(self, studio: Studio, theme: Theme, metric: str) -> None:
         super().__init__(studio, theme, [studio.browser.charts])
         self.name = metric
-        self.min_interval_s = _MIN_INTERVAL_S
         self._title = Elided(metric, "heading")
         self._value = label("", "muted")
         self._library = load_pyqtgraph()
@@ -122,6 +122,8 @@ class ChartView(View):
 
     def refresh_if_changed(self) -> bool:
         """Also read more detail after zooming."""
+        is_playing = self.studio.session.play.is_open
+        self.min_interval_s = _MIN_INTERVAL_PLAYING_S if is_playing else _MIN_INTERVAL_S
         if self._range_changed_at and time.monotonic() - self._range_changed_at > _DETAIL_AFTER_S:
             self._range_changed_at = 0.0
             (first, last), _ = self.plot.getPlotItem().getViewBox().viewRange()
