@@ -8,7 +8,7 @@ export PYTHONHASHSEED  ?= 0
 QT_LIBRARIES := libegl1 libgl1 libx11-6 libxkbcommon0 libfontconfig1 libfreetype6 libglib2.0-0 libdbus-1-3 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs soak screenshots docs clean
+.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs bench-studio soak screenshots docs clean
 
 help:           ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ bench-ui: setup browser  ## benchmark UI agents: algorithms, asynchronous traini
 
 bench-runs: setup   ## benchmark the run service under load
 	$(BIN)/python -m benchmarks.run_service
+
+bench-studio: setup desktop  ## benchmark the desktop studio: frames, reaction, start, memory (half an hour)
+	$(BIN)/python -m benchmarks.studio
 
 soak: setup browser ## play 5,000 UI episodes while killing browsers and servers (half an hour)
 	$(BIN)/python -m benchmarks.session_soak

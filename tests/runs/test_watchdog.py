@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 
+import pytest
 from tests.runs.attempts import create_attempt, run_attempt, wait_for_output, wait_until, with_timeout
 
 from palaestra.processes.procfs import ProcessIdentity, boot_id, find_by_environment
@@ -60,6 +61,19 @@ def test_watchdog_and_trainer_are_known_by_pid_start_and_boot_and_carry_a_label(
             assert os.getsid(child.trainer.pid) == child.trainer.pid != os.getsid(child.watchdog.pid)
 
     asyncio.run(body())
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/autogroup"), reason="this kernel has no autogroups")
+def test_a_lower_priority_holds_for_the_session_of_the_trainer(home):
+    attempt = create_attempt(home)
+    code = "import os; print(os.nice(0), open('/proc/self/autogroup').read().split()[1:])"
+
+    async def body():
+        async with run_attempt(attempt, code, nice=7) as child:
+            await with_timeout(child.wait())
+
+    asyncio.run(body())
+    assert attempt.stdout.read_text() == f"{os.nice(0) + 7} ['nice', '7']\n"
 
 
 def test_orders_are_removed_and_files_are_private(home):

@@ -15,6 +15,7 @@ from palaestra.studio.model.chart import (
     combine_lines,
     short_number,
     smooth,
+    thin_line,
 )
 
 
@@ -432,3 +433,23 @@ def test_the_table_holds_every_point_that_is_drawn(charts):
 )
 def test_a_large_number_on_an_axis_is_short(value, text):
     assert short_number(value) == text
+
+
+# ---------------------------------------------------------------------- lines on a screen
+
+
+def test_a_line_that_fits_is_not_thinned():
+    x = np.arange(22.0)
+    assert thin_line(x, x, 10)[0] is x
+
+
+@given(st.integers(23, 500), st.integers(0, 499))
+def test_a_thinned_line_keeps_its_ends_and_its_peak_whatever_the_width(count, peak):
+    x = np.arange(float(count))
+    y = np.zeros(count)
+    y[peak % count] = 9.0
+    for stretches in (10, 11):
+        thin_x, thin_y = thin_line(x, y, stretches)
+        assert len(thin_x) <= 2 * stretches + 2
+        assert (thin_x[0], thin_x[-1], thin_y.max(), thin_y.min()) == (0, count - 1, 9, 0)
+        assert thin_x[thin_y.argmax()] == peak % count

@@ -202,6 +202,15 @@ def test_a_turn_based_environment_makes_one_step_for_each_move(start):
     assert play.state.waiting == "move"
 
 
+def test_a_move_is_made_at_once_and_does_not_wait_for_the_pace(start):
+    play = start(Counting(turn_based=True, fps=10.0))
+    play.send(Act(1))
+    play.run(0.02)
+    play.send(Act(0))
+    play.run(0.02)
+    assert [step.action for step in play.steps] == [1, 0]
+
+
 def test_speed_two_takes_twice_as_many_steps(start):
     play = start(Counting(length=100))
     play.send(SetSpeed(2.0))

@@ -222,7 +222,7 @@ def _execute_trainer(launch: dict[str, Any], gate: int, errors: int) -> None:
             size = int(launch["memory_mb"]) << 20
             resource.setrlimit(resource.RLIMIT_AS, (size, size))
         if launch.get("nice"):
-            os.nice(int(launch["nice"]))
+            _lower_priority(int(launch["nice"]))
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         argv = [str(word) for word in launch["argv"]]
         if os.read(gate, 1):
@@ -235,6 +235,16 @@ def _execute_trainer(launch: dict[str, Any], gate: int, errors: int) -> None:
         os.write(errors, f"{launch['argv'][0]} cannot be executed: {error}".encode())
     finally:
         os._exit(127)
+
+
+def _lower_priority(niceness: int) -> None:
+    """Lower the priority of this process, and of its session where Linux compares niceness only within a session."""
+    os.nice(niceness)
+    try:
+        with open("/proc/self/autogroup", "w") as file:
+            file.write(str(niceness))
+    except OSError:
+        pass  # no autogroups here
 
 
 def _install_signal_handlers() -> int:

@@ -300,16 +300,29 @@ def _drop_repeated(points: _Points) -> _Points:
     return distinct
 
 
+def thin_line(x: Floats, y: Floats, stretches: int) -> tuple[Floats, Floats]:
+    """A line in at most `2 * stretches + 2` points that keep its ends and its extremes."""
+    if len(x) <= 2 * stretches + 2:
+        return x, y
+    kept = _find_extremes(y, stretches)
+    return x[kept], y[kept]
+
+
 def _thin(points: _Points) -> _Points:
-    """At most `MAX_POINTS` points: of equal stretches the lowest and the highest, and the first and the last of all."""
+    """At most half of `MAX_POINTS` points if there are more than `MAX_POINTS`."""
     if len(points) <= MAX_POINTS:
         return points
-    stretch = -(-len(points) // (MAX_POINTS // 4))
-    count = -(-len(points) // stretch)
-    values = np.full(count * stretch, np.nan)
-    values[: len(points)] = points[:, 1]
-    rows, starts = values.reshape(count, stretch), np.arange(count) * stretch
+    thinned: _Points = points[_find_extremes(points[:, 1], MAX_POINTS // 4)]
+    return thinned
+
+
+def _find_extremes(values: Floats, stretches: int) -> NDArray[np.intp]:
+    """Indexes of the lowest and the highest value of equal stretches, and of the first and the last of all."""
+    stretch = -(-len(values) // stretches)
+    count = -(-len(values) // stretch)
+    padded = np.full(count * stretch, np.nan)
+    padded[: len(values)] = values
+    rows, starts = padded.reshape(count, stretch), np.arange(count) * stretch
     lowest = starts + np.where(np.isnan(rows), np.inf, rows).argmin(axis=1)
     highest = starts + np.where(np.isnan(rows), -np.inf, rows).argmax(axis=1)
-    thinned: _Points = points[np.unique(np.concatenate([[0, len(points) - 1], lowest, highest]))]
-    return thinned
+    return np.unique(np.concatenate([[0, len(values) - 1], lowest, highest]))

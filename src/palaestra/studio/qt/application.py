@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from PySide6.QtCore import QEventLoop, Qt
+from PySide6.QtCore import QEventLoop, QObject, Qt, QTimer
 from PySide6.QtGui import QGuiApplication, QImage
 from PySide6.QtWidgets import QApplication
 
@@ -16,10 +18,50 @@ from palaestra.runs.client.client import TrainerService
 from palaestra.studio.model.settings import Settings, settings_file
 from palaestra.studio.qt.bridge import Bridge
 from palaestra.studio.qt.theme import apply_theme, check_fonts, choose_theme
+from palaestra.studio.qt.views.chart_view import load_pyqtgraph
 from palaestra.studio.qt.window import StudioWindow
 from palaestra.studio.studio import Studio
 
 _SETTLE_TIMEOUT_S = 30.0
+_PRELOAD_AFTER_MS = 500
+_SWITCH_INTERVAL_S = 0.001
+"""How long the threads of the feed keep the interpreter when the window needs it; Python's default is 5 ms."""
+_COLLECT_EVERY_MS = 500
+_FREEZE_AFTER_MS = 3000
+_THRESHOLDS = (1000, 10, 20)
+"""Number of new objects, and of collections of the generation before, that lead to a collection of a generation."""
+
+
+class GarbageCollector(QObject):
+    """Takes the place of Python's automatic collections, from its creation until `close`.
+
+    These run in any thread that makes objects, and stop all threads: a full one keeps the window from drawing for a
+    tenth of a second, and one in the thread of a stream deletes widgets outside the thread of the window. What exists
+    some seconds after the start, mostly modules, is never looked at again.
+    """
+
+    def __init__(self, parent: QObject) -> None:
+        super().__init__(parent)
+        gc.disable()
+        self._timer = QTimer(self)
+        self._timer.timeout.connect(self.collect)
+        self._timer.start(_COLLECT_EVERY_MS)
+        QTimer.singleShot(_FREEZE_AFTER_MS, self, gc.freeze)
+
+    def collect(self) -> int:
+        """Collect the oldest generation that is due; returns its number, or -1 if none is."""
+        counts = gc.get_count()
+        due = [number for number, limit in enumerate(_THRESHOLDS) if counts[number] >= limit]
+        if not due:
+            return -1
+        gc.collect(due[-1])
+        return due[-1]
+
+    def close(self) -> None:
+        """Collect automatically again."""
+        self._timer.stop()
+        gc.unfreeze()
+        gc.enable()
 
 
 def create_application() -> QApplication:
@@ -30,6 +72,7 @@ def create_application() -> QApplication:
     QGuiApplication.setHighDpiScaleFactorRoundingPolicy(Qt.HighDpiScaleFactorRoundingPolicy.PassThrough)
     application = QApplication(sys.argv[:1])
     application.setApplicationName("Palaestra")
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     check_fonts()
     return application
 
@@ -50,6 +93,7 @@ def create_window(service: TrainerService, settings: Settings, theme_name: str |
 def run_studio(service: TrainerService, page: str = "", theme_name: str = "") -> int:
     """Show the window until it is closed; returns the exit code."""
     application = create_application()
+    collector = GarbageCollector(application)
     settings = Settings(settings_file())
     window = create_window(service, settings, theme_name or None)
     if page and page not in window.pages:
@@ -58,7 +102,12 @@ def run_studio(service: TrainerService, page: str = "", theme_name: str = "") ->
     if page:
         window.show_page(page)
     window.show()
-    return application.exec()
+    # After the first paint, and in another thread: the first chart does not have to wait for it.
+    QTimer.singleShot(_PRELOAD_AFTER_MS, lambda: threading.Thread(target=load_pyqtgraph, daemon=True).start())
+    try:
+        return application.exec()
+    finally:
+        collector.close()
 
 
 def take_screenshot(service: TrainerService, path: Path, page: str, theme_name: str) -> None:

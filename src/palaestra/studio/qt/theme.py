@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from string import Template
 
-import pyqtgraph
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QFont, QFontDatabase, QFontInfo, QPalette
 from PySide6.QtWidgets import QApplication
@@ -84,11 +83,10 @@ def choose_theme(wanted: str, application: QApplication) -> Theme:
 
 
 def apply_theme(application: QApplication, theme: Theme) -> None:
-    """Use a theme for all windows, and for plots that are created from now on."""
+    """Use a theme for all windows."""
     application.setStyle("Fusion")
     application.setPalette(_palette(theme))
     application.setStyleSheet(_style_sheet(theme))
-    pyqtgraph.setConfigOptions(background=theme.surface, foreground=theme.muted, antialias=True)
 
 
 def check_fonts() -> None:

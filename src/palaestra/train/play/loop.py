@@ -112,7 +112,7 @@ class PlayLoop:
     def handle(self, control: Control, now: float) -> None:
         """Apply a control of a client. `ConfigError` when it cannot be applied."""
         if isinstance(control, Act):
-            self._accept_action(control)
+            self._accept_action(control, now)
             return
         if isinstance(control, Reset):
             self._finish_recording("stopped")
@@ -219,7 +219,7 @@ class PlayLoop:
         # Environments without an action that does nothing stand still until the person acts.
         return "move" if self._held is None and description.controls.idle is None else ""
 
-    def _accept_action(self, control: Act) -> None:
+    def _accept_action(self, control: Act, now: float) -> None:
         if self._mode == "agent":
             raise ConfigError("action", control.action, "the agent acts", "Change to human or hybrid")
         if not self.environment.description.turn_based:
@@ -227,6 +227,8 @@ class PlayLoop:
             self._input = max(self._input, control.input)
         elif control.action is not None and not self._is_over:
             self._moves.append(control)
+            # The pace is for agents: a person sees the effect of a move at once.
+            self._due = min(self._due, now)
         self._ask()
 
     def _release_controls(self, now: float) -> None:

@@ -7,10 +7,9 @@ import io
 import math
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyqtgraph
-from pyqtgraph.exporters import ImageExporter
 from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QPointF, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
@@ -25,7 +24,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from palaestra.studio.model.chart import ChartLine, short_number
+from palaestra.studio.model.chart import ChartLine, Floats, short_number, thin_line
 from palaestra.studio.qt.parts import (
     Elided,
     EmptyState,
@@ -41,22 +40,38 @@ from palaestra.studio.qt.theme import Theme
 from palaestra.studio.qt.view import Rotation, View
 from palaestra.studio.studio import Studio
 
-_MIN_INTERVAL_S = 0.1
+if TYPE_CHECKING:
+    import pyqtgraph
+
+_MIN_INTERVAL_S, _MIN_INTERVAL_PLAYING_S = 0.1, 0.25
+"""To paint a chart takes as long as a frame of a play may be late, so that charts are painted less often beside one."""
 _DETAIL_AFTER_S = 0.25
 """After zooming, the part that is shown is read in more detail once the range has stayed the same for this long."""
 _RAW_ALPHA, _BAND_ALPHA = 60, 45
 _MAX_LEGEND = 12
+_MIN_STRETCHES = 200
 _AXES = (("step", "step"), ("time", "time"), ("episode", "episode"))
 
 
-class ShortNumberAxis(pyqtgraph.AxisItem):  # type: ignore[misc]
-    """An axis that writes 200000 as 200k."""
+def load_pyqtgraph() -> Any:
+    """The library that draws the charts. To import it takes a quarter of a second, which a window without needs not."""
+    import pyqtgraph
+    import pyqtgraph.exporters
 
-    def tickStrings(self, values: list[float], scale: float, spacing: float) -> list[str]:
-        """The texts of the ticks."""
-        if self.logMode or not values or max(map(abs, values)) < 10_000:
-            return super().tickStrings(values, scale, spacing)  # type: ignore[no-any-return]
+    pyqtgraph.setConfigOptions(antialias=True)
+    return pyqtgraph
+
+
+def shorten_numbers(axis: pyqtgraph.AxisItem) -> None:
+    """Let an axis write 200000 as 200k."""
+    write = axis.tickStrings
+
+    def write_short(values: list[float], scale: float, spacing: float) -> list[str]:
+        if axis.logMode or not values or max(map(abs, values)) < 10_000:
+            return write(values, scale, spacing)  # type: ignore[no-any-return]
         return [short_number(value) for value in values]
+
+    axis.tickStrings = write_short
 
 
 class ChartView(View):
@@ -65,11 +80,10 @@ class ChartView(View):
     def __init__(self, studio: Studio, theme: Theme, metric: str) -> None:
         super().__init__(studio, theme, [studio.browser.charts])
         self.name = metric
-        self.min_interval_s = _MIN_INTERVAL_S
         self._title = Elided(metric, "heading")
         self._value = label("", "muted")
-        axes = {"bottom": ShortNumberAxis("bottom"), "left": ShortNumberAxis("left")}
-        self.plot = pyqtgraph.PlotWidget(background=theme.surface, axisItems=axes)
+        self._library = load_pyqtgraph()
+        self.plot = self._library.PlotWidget(background=theme.surface)
         self._curves: dict[str, pyqtgraph.PlotDataItem] = {}
         self._raw_curves: dict[str, pyqtgraph.PlotDataItem] = {}
         self._bands: dict[str, tuple[pyqtgraph.PlotDataItem, pyqtgraph.PlotDataItem, pyqtgraph.FillBetweenItem]] = {}
@@ -95,16 +109,18 @@ class ChartView(View):
         item.showGrid(x=True, y=True, alpha=0.15)
         item.setMenuEnabled(False)
         item.hideButtons()
-        # After adding the item: as arguments of `plot` these are ignored.
-        item.setDownsampling(auto=True, mode="peak")
-        item.setClipToView(True)
         for name in ("left", "bottom"):
             axis = item.getAxis(name)
             axis.setPen(self.theme.border)
             axis.setTextPen(self.theme.muted)
+            shorten_numbers(axis)
+            # Smaller ticks would take a third of the time of a paint.
+            axis.setStyle(maxTickLevel=0)
         item.getAxis("left").setWidth(52)
         self.plot.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Expanding)
-        self._hover_line = pyqtgraph.InfiniteLine(angle=90, pen=pyqtgraph.mkPen(self.theme.strong_border, width=1))
+        self._hover_line = self._library.InfiniteLine(
+            angle=90, pen=self._library.mkPen(self.theme.strong_border, width=1)
+        )
         self._hover_line.hide()
         self._hover_text = QLabel(self.plot)
         self._hover_text.setTextFormat(Qt.TextFormat.PlainText)
@@ -114,7 +130,7 @@ class ChartView(View):
         )
         self._hover_text.hide()
         self.plot.addItem(self._hover_line, ignoreBounds=True)
-        self._hover = pyqtgraph.SignalProxy(
+        self._hover = self._library.SignalProxy(
             self.plot.scene().sigMouseMoved, rateLimit=30, slot=lambda event: self._show_values(event[0])
         )
         item.getViewBox().sigRangeChangedManually.connect(lambda *_: self._note_range())
@@ -122,6 +138,8 @@ class ChartView(View):
 
     def refresh_if_changed(self) -> bool:
         """Also read more detail after zooming."""
+        is_playing = self.studio.session.play.is_open
+        self.min_interval_s = _MIN_INTERVAL_PLAYING_S if is_playing else _MIN_INTERVAL_S
         if self._range_changed_at and time.monotonic() - self._range_changed_at > _DETAIL_AFTER_S:
             self._range_changed_at = 0.0
             (first, last), _ = self.plot.getPlotItem().getViewBox().viewRange()
@@ -152,14 +170,28 @@ class ChartView(View):
         if line.raw is not None:
             faint = QColor(colour)
             faint.setAlpha(_RAW_ALPHA)
-            self._item(self._raw_curves, line.key, faint).setData(line.x, line.raw)
+            self._item(self._raw_curves, line.key, faint).setData(*self._cut(line.x, line.raw))
         elif line.key in self._raw_curves:
             self.plot.removeItem(self._raw_curves.pop(line.key))
-        self._item(self._curves, line.key, QColor(colour)).setData(line.x, line.y, connect="finite")
+        self._item(self._curves, line.key, QColor(colour)).setData(*self._cut(line.x, line.y), connect="finite")
+
+    def _cut(self, x: Floats, y: Floats) -> tuple[Floats, Floats]:
+        """The part of a line that can be seen, in about two points per pixel.
+
+        The plot could do this itself, but the ends of its lines move with the range, and the automatic range with the
+        ends: some curves were drawn again and again for ever.
+        """
+        box = self.plot.getPlotItem().getViewBox()
+        if not box.autoRangeEnabled()[0]:
+            (first, last), _ = box.viewRange()
+            margin = last - first  # the user can move on before the next refresh
+            start, end = np.searchsorted(x, [first - margin, last + margin])
+            x, y = x[max(0, start - 1) : end + 1], y[max(0, start - 1) : end + 1]
+        return thin_line(x, y, max(_MIN_STRETCHES, self.plot.width()))
 
     def _item(self, items: dict[str, pyqtgraph.PlotDataItem], key: str, colour: QColor) -> pyqtgraph.PlotDataItem:
         # A pen of width 1 is drawn several times faster than a wider one.
-        pen = pyqtgraph.mkPen(colour, width=1)
+        pen = self._library.mkPen(colour, width=1)
         if key not in items:
             items[key] = self.plot.plot(pen=pen)
         else:
@@ -173,9 +205,9 @@ class ChartView(View):
             fill = QColor(colour)
             fill.setAlpha(_BAND_ALPHA)
             # A pen that draws nothing: without any pen an item keeps no path, and nothing would be filled.
-            invisible = pyqtgraph.mkPen(None)
+            invisible = self._library.mkPen(None)
             low, high = self.plot.plot(pen=invisible), self.plot.plot(pen=invisible)
-            band = pyqtgraph.FillBetweenItem(low, high, brush=fill)
+            band = self._library.FillBetweenItem(low, high, brush=fill)
             self.plot.addItem(band)
             self._bands[line.key] = (low, high, band)
         low, high, _ = self._bands[line.key]
@@ -184,10 +216,12 @@ class ChartView(View):
 
     def _note_range(self) -> None:
         self._range_changed_at = time.monotonic()
+        self._drawn = ()  # other points of the lines can be seen
 
     def _reset_on_double_click(self, event: object) -> None:
         if getattr(event, "double", lambda: False)():
             self.plot.getPlotItem().enableAutoRange()
+            self._drawn = ()
 
     def _show_values(self, position: QPointF) -> None:
         """Show the values of all lines at the pointer."""
@@ -235,7 +269,7 @@ class ChartView(View):
 
     def save_png(self, path: Path) -> None:
         """Save the picture of the chart."""
-        exporter = ImageExporter(self.plot.getPlotItem())
+        exporter = self._library.exporters.ImageExporter(self.plot.getPlotItem())
         exporter.parameters()["width"] = 1200
         data = QByteArray()
         buffer = QBuffer(data)
