@@ -127,9 +127,12 @@ def test_name_tags_and_notes_are_typed_and_kept(driver, finished, client):
         driver.qtbot.keyClick(field, Qt.Key.Key_Return)
     driver.qtbot.keyClicks(page.facts._notes, "looks fine")
     driver.click(page.facts._save_notes)
-    driver.wait(lambda: client.run(run_id).notes == "looks fine")
-    record = client.run(run_id)
-    assert (record.name, record.tags) == ("long run", ("a", "b", "c"))
+
+    def is_kept():
+        record = client.run(run_id)
+        return (record.name, record.tags, record.notes) == ("long run", ("a", "b", "c"), "looks fine")
+
+    driver.wait(is_kept)
     driver.wait(lambda: driver.studio.browser.runs.get(run_id).name == "long run")
 
 
