@@ -81,8 +81,9 @@ bench-studio: setup desktop  ## benchmark the desktop studio: frames, reaction, 
 soak: setup browser ## play 5,000 UI episodes while killing browsers and servers (half an hour)
 	$(BIN)/python -m benchmarks.session_soak
 
-screenshots: setup  ## render the terminal output for docs/
+screenshots: setup browser desktop  ## draw the terminal output and every state of the studio for docs/
 	$(BIN)/python -m benchmarks.screenshots
+	$(BIN)/python -m benchmarks.studio_pictures
 
 docs: setup     ## regenerate the pages of docs/ that come from code
 	$(BIN)/python -m benchmarks.reference

@@ -1,10 +1,13 @@
-"""Writes the pages of docs/ that come from code or measurement: configuration keys and benchmarks."""
+"""Writes what comes from code or measurement: configuration keys, benchmarks, and the schemas of the configuration."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+from palaestra.cli.catalog import configuration_sections
 from palaestra.config import Section
+from palaestra.runs.runners.palaestra import SCHEMAS_FILE
 from palaestra.train.config import SECTIONS
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -37,6 +40,10 @@ Observations of type uint8 are pictures if they have three axes, or bounds 0 and
 least 8) or four (a stack of pictures, up to four channels each). Pictures are scaled to 0 … 1 and read by a
 convolutional network; everything else is numbers for a multilayer perceptron. Pixels of another shape are refused.
 Floats that look like a picture are numbers, and the run says so when it starts.
+
+A package adds environments by an entry point that names a module to import, or a function to call, which registers
+them with Gymnasium: `[project.entry-points."palaestra.environments"]`, `mazes = "my_package.mazes:register"`. They are
+trained, played and listed like all others.
 
 `palaestra schema NAME` prints the same as JSON Schema; this page is generated from it by `make docs`.
 """
@@ -313,6 +320,14 @@ def _format_default(value: object) -> str:
     return f"`{value}`"
 
 
+def schemas_file() -> str:
+    """The JSON Schemas of all sections of the configuration, which the run service reads without importing torch."""
+    schemas = {name: section.model_json_schema() for name, section in configuration_sections().items()}
+    # One line for each section: a change shows which one.
+    lines = [f"{json.dumps(name)}: {json.dumps(schema, separators=(',', ':'))}" for name, schema in schemas.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
 def documented_metrics() -> dict[str, tuple[str, str, str]]:
     """Unit, meaning and advice of every metric in docs/metrics.md."""
     rows = (line.strip("| ").split(" | ") for line in (DOCS / "metrics.md").read_text(encoding="utf-8").splitlines())
@@ -326,6 +341,7 @@ def main() -> None:
     if (RESULTS / "ablation.md").exists():
         algorithms.write_text(algorithms_page(algorithms.read_text(encoding="utf-8")), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
+    SCHEMAS_FILE.write_text(schemas_file(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -3,13 +3,16 @@
 import re
 from pathlib import Path
 
-from benchmarks.reference import configuration_page, documented_metrics
+from benchmarks.reference import configuration_page, documented_metrics, schemas_file
+
+from palaestra.runs.runners.palaestra import SCHEMAS_FILE
 
 ROOT = Path(__file__).parents[1]
 
 
 def test_the_generated_pages_are_up_to_date():
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_page(), "run: make docs"
+    assert SCHEMAS_FILE.read_text() == schemas_file(), "run: make docs"
 
 
 def test_the_readme_fits_one_screen_and_its_python_runs():

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from importlib.metadata import EntryPoint
 
 import gymnasium
 import numpy as np
@@ -178,3 +179,19 @@ def test_a_configuration_is_checked_before_anything_is_made():
 
 def test_old_versions_are_made_without_a_remark():
     assert make_env(EnvConfig(id="CartPole-v0", num_envs=1)).num_envs == 1
+
+
+def test_packages_register_environments_and_a_broken_one_takes_nobody_with_it(monkeypatch, caplog):
+    module = types.ModuleType("maze_package")
+    module.register = lambda: gymnasium.register("Maze-v3", entry_point="palaestra.env.toy:Countdown")
+    monkeypatch.setitem(sys.modules, "maze_package", module)
+    addresses = ("no_such_package", "maze_package:absent", "maze_package", "maze_package:register")
+    points = [EntryPoint(address, address, make.GROUP) for address in addresses]
+    monkeypatch.setattr(make, "entry_points", lambda group: points)
+    monkeypatch.setattr(make, "_REGISTERED", {})
+    try:
+        make._register_environments()
+        assert isinstance(make_env(EnvConfig(id="Maze-v3", num_envs=1)), InProcessEnv)
+    finally:
+        gymnasium.registry.pop("Maze-v3")
+    assert [record.args[0] for record in caplog.records] == ["no_such_package", "maze_package:absent"]

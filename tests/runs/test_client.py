@@ -3,6 +3,7 @@
 import datetime
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -272,3 +273,29 @@ def test_a_service_that_is_stopped_is_told_from_one_that_serves(home, monkeypatc
         with pytest.raises(ServiceUnreachable, match=f"is suspended.*kill -CONT {said['pid']}"):
             ensure_service(home)
         assert stop_service(home) == said["pid"]
+
+
+def test_a_request_that_is_aborted_is_not_sent_again(home, monkeypatch):
+    failures = []
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = connect.Endpoint(f"http://127.0.0.1:{silent.getsockname()[1]}", "token")
+        trainer = TrainerService(home)
+        monkeypatch.setattr(trainer, "_endpoint", lambda refresh: endpoint)
+
+        def ask():
+            try:
+                trainer.runs()
+            except ServiceUnreachable as error:
+                failures.append(error)
+
+        asking = threading.Thread(target=ask, daemon=True)
+        asking.start()
+        with silent.accept()[0] as connection:
+            connection.recv(1)  # the request has arrived
+            trainer.abort()
+            asking.join(30)
+        silent.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+    assert not asking.is_alive()
+    assert "closed the connection" in str(failures[0])

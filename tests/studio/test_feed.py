@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -651,6 +652,28 @@ def test_a_play_that_has_ended_is_not_connected_again(window, service):
     assert len(service.opened["open_play"]) == 1
 
 
+def test_a_play_whose_first_message_is_that_it_is_unknown_has_ended_and_says_so(window, service):
+    play = service.prepare("open_play", FakePlay())
+    play.fail(UnknownRun("play", "p", "no such play"))
+
+    window.feed.watch_play("p")
+
+    window.drain_until(lambda: window.of("play"))
+    ((_, report),) = window.of("play")
+    assert (type(report), report.failed) == (PlayEnded, True)
+    assert len(service.opened["open_play"]) == 1
+
+
+def test_a_play_that_cannot_be_opened_three_times_is_a_notice(window, service):
+    service.prepare("open_play", *(ServiceUnreachable("nothing there") for _ in range(3)))
+
+    window.feed.watch_play("p")
+
+    window.drain_until(lambda: window.of("play"))
+    ((_, report),) = window.of("play")
+    assert (report.text, report.remedy) == ("The play cannot be reached.", "nothing there")
+
+
 def test_a_play_that_the_service_no_longer_knows_has_ended_and_says_so(window, service):
     broken = FakePlay()
     broken.fail()
@@ -661,6 +684,18 @@ def test_a_play_that_the_service_no_longer_knows_has_ended_and_says_so(window, s
     ((play_id, report),) = window.of("play")
     assert (play_id, report.failed, report.remedy) == ("p", True, "Start the play again")
     assert report.reason == "the run service no longer knows it, as after a restart"
+
+
+def test_a_restarted_service_says_that_it_does_not_know_the_play(tmp_path, open_window):
+    home = Home(tmp_path / "var" / "training")
+    with service_thread(home):
+        window = open_window(TrainerService(home))
+        window.feed.watch_play("play-cartpole-v1-before-the-restart")
+        window.drain_until(lambda: window.of("play"))
+
+        ((_, report),) = window.of("play")
+        assert (report.failed, report.remedy) == (True, "Start the play again")
+        assert window.feed.close() == []
 
 
 # ---------------------------------------------------------------------- closing
@@ -710,6 +745,25 @@ def test_a_request_without_an_answer_is_named_and_does_not_hold_up_the_end(servi
     assert time.monotonic() - start < 3.0
     release.set()
     assert window.feed.close() == []
+
+
+def test_requests_that_wait_behind_hanging_ones_are_given_up_when_the_feed_is_closed(service, open_window):
+    window = open_window(service)
+    aborted, begun = threading.Event(), []
+    service.abort = aborted.set
+
+    def hang(_, number):
+        begun.append(number)
+        if not aborted.wait(LONG_S):
+            raise AssertionError("it was not aborted")
+        aborted.clear()
+
+    for number in range(40):
+        window.request(partial(hang, number=number))
+    window.drain_until(lambda: len(begun) == 16)
+
+    assert window.feed.close() == []
+    assert sorted(begun) == list(range(16))
 
 
 def test_a_process_ends_although_a_request_is_not_answered():
@@ -790,8 +844,9 @@ class _Events(BaseHTTPRequestHandler):
     def do_GET(self):
         self.send_response(200)
         if self.path == "/health":
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", "16")
             self.end_headers()
+            self.wfile.write(b'{"status": "ok"}')
             return
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")

@@ -79,10 +79,19 @@ COMMANDS: Mapping[str, str | Group] = {
     "trajectories": Group(
         "List, view, score and export recorded episodes of UI agents.",
         {
-            "list": "palaestra.cli.trajectories:list_command",
-            "view": "palaestra.cli.trajectories:view_command",
-            "report": "palaestra.cli.trajectories:report_command",
-            "export": "palaestra.cli.trajectories:export_command",
+            "list": "palaestra.cli.recordings.trajectories:list_command",
+            "view": "palaestra.cli.recordings.trajectories:view_command",
+            "report": "palaestra.cli.recordings.trajectories:report_command",
+            "export": "palaestra.cli.recordings.trajectories:export_command",
+        },
+    ),
+    "episodes": Group(
+        "List, show, export and delete recorded episodes of plays.",
+        {
+            "list": "palaestra.cli.recordings.episodes:list_command",
+            "show": "palaestra.cli.recordings.episodes:show_command",
+            "export": "palaestra.cli.recordings.episodes:export_command",
+            "delete": "palaestra.cli.recordings.episodes:delete_command",
         },
     ),
     "envs": "palaestra.cli.catalog:envs",

@@ -79,6 +79,16 @@ def tasks(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
         print("\n".join(names))
 
 
+def configuration_sections() -> dict[str, Any]:
+    """The classes of the configuration by the name of their section."""
+    from palaestra.learner.registry import ALGORITHMS
+    from palaestra.train.config import SECTIONS
+    from palaestra.train.screen_config import SCREEN_SECTIONS
+
+    ui_algorithms = {f"ui_{name}": cls.config_class for name, cls in ALGORITHMS["trajectories"].items()}
+    return {**SECTIONS, **SCREEN_SECTIONS, **ui_algorithms}
+
+
 def schema(
     name: Annotated[
         str, typer.Argument(metavar="SECTION", help="Such as ppo, env or trainer; run or ui for everything.")
@@ -89,12 +99,8 @@ def schema(
     Without a section, list the sections.
     """
     from palaestra.config import suggest_name
-    from palaestra.learner.registry import ALGORITHMS
-    from palaestra.train.config import SECTIONS
-    from palaestra.train.screen_config import SCREEN_SECTIONS
 
-    ui_algorithms = {f"ui_{name}": cls.config_class for name, cls in ALGORITHMS["trajectories"].items()}
-    sections: dict[str, Any] = {**SECTIONS, **SCREEN_SECTIONS, **ui_algorithms}
+    sections = configuration_sections()
     if not name:
         print("\n".join(sections))
         return

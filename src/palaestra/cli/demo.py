@@ -68,7 +68,7 @@ def _train_on_screens() -> None:
     )
 
     from palaestra.cli.eval_ui import evaluate_on_screens
-    from palaestra.cli.trajectories import load_run_tokenizer
+    from palaestra.cli.recordings.trajectories import load_run_tokenizer
     from palaestra.evaluation import write_viewer
     from palaestra.experience.trajectory_archive import TrajectoryArchive
     from palaestra.files.run_directory import new_run_id

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LIBRARIES = "apt-get install libegl1 libgl1 libxkbcommon0 libfontconfig1 libdbus-1-3 fonts-dejavu-core"
 _TOKEN_VARIABLE = "PALAESTRA_TOKEN"
+_TOKEN_PLACE = "it is in service/token of the state directory there"
 
 
 def studio(
@@ -99,19 +100,24 @@ def _find_service(connect: str | None, token_file: Path | None) -> TrainerServic
         service.request("GET", "/health")
         return service
     service = TrainerService(url=connect, token=_read_token(token_file))
-    # The first request shows a wrong address or token at once.
+    # The first shows a wrong address at once, the second a wrong token.
+    service.check_health()
     service.request("GET", "/runners")
     return service
 
 
 def _read_token(token_file: Path | None) -> str:
-    if token_file is None:
-        token = os.environ.get(_TOKEN_VARIABLE, "")
-        if not token:
-            remedy = f"Give --token-file, or set {_TOKEN_VARIABLE}; it is in service/token of the state directory there"
-            raise ConfigError("--connect", "", "the service of another machine needs its token", remedy)
-        return token
-    try:
-        return token_file.read_text().strip()
-    except OSError as error:
-        raise ConfigError("--token-file", str(token_file), f"cannot be read ({error.strerror})") from None
+    place, value, token = _TOKEN_VARIABLE, "", os.environ.get(_TOKEN_VARIABLE, "")
+    if token_file is not None:
+        place, value = "--token-file", str(token_file)
+        try:
+            token = token_file.read_text(errors="replace").strip()
+        except OSError as error:
+            raise ConfigError(place, value, f"cannot be read ({error.strerror})") from None
+    elif not token:
+        remedy = f"Give --token-file, or set {_TOKEN_VARIABLE}; {_TOKEN_PLACE}"
+        raise ConfigError("--connect", "", "the service of another machine needs its token", remedy)
+    # Anything else would break the header of the request.
+    if not token.isascii() or not token.isprintable() or " " in token or not token:
+        raise ConfigError(place, value, "holds no token", f"Give the right one; {_TOKEN_PLACE}")
+    return token

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import Any, Literal, cast
 
 import gymnasium
@@ -25,9 +27,12 @@ from palaestra.env.workers import WorkerEnv
 from palaestra.errors import ConfigError
 from palaestra.processes.children import usable_cores
 
+GROUP = "palaestra.environments"
+"""Entry points of packages that register environments with Gymnasium."""
 COMPILED = {"compiled/CartPole-v1": "palaestra.env.compiled_cartpole:CompiledCartPole"}
 """Environments that step all copies in compiled code; imported when used."""
 
+_log = logging.getLogger(__name__)
 _REGISTERED = {
     "palaestra/TableReach-v0": ("palaestra.env.table:TableReach", 25),
     "palaestra/TablePush-v0": ("palaestra.env.table:TablePush", 50),
@@ -83,8 +88,23 @@ class EnvConfig(Section):
     """Scale rewards by the standard deviation of the discounted return. Reported returns are not scaled."""
 
 
-for _id, (_entry_point, _limit) in _REGISTERED.items():
-    gymnasium.register(_id, entry_point=_entry_point, max_episode_steps=_limit)
+def _register_environments() -> None:
+    """Register our environments with Gymnasium, and let installed packages register theirs.
+
+    Gymnasium itself reads no entry points since version 1.0. One of ours names a module, or a function to call.
+    """
+    for env_id, (entry_point, limit) in _REGISTERED.items():
+        gymnasium.register(env_id, entry_point=entry_point, max_episode_steps=limit)
+    for entry in entry_points(group=GROUP):
+        try:
+            register = entry.load()
+            if callable(register):
+                register()
+        except Exception as error:  # noqa: BLE001 - a broken package must not take the others with it
+            _log.warning("environments of %s cannot be registered (%s: %s)", entry.value, type(error).__name__, error)
+
+
+_register_environments()
 
 
 @dataclass(frozen=True, slots=True)

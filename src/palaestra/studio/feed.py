@@ -8,6 +8,7 @@ arrived that should be drawn at once. All threads are daemons: a service that do
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -22,7 +23,7 @@ from palaestra.errors import PalaestraError, ServiceUnreachable, UnknownRun
 from palaestra.runs.client.client import TrainerService
 from palaestra.runs.client.play import PlayConnection
 from palaestra.runs.play.protocol import Control
-from palaestra.runs.play.state import PlayEnded, Report, StepReport
+from palaestra.runs.play.state import PlayEnded, PlayNotice, Report, StepReport
 from palaestra.runs.record import RunEvent
 from palaestra.runs.series import MetricPoint
 
@@ -33,11 +34,14 @@ _MAX_REQUESTS = 16
 _BUDGET_S = 0.008
 """Longest time that one `drain` spends on callbacks."""
 _RETRY_S = 0.5
+_REPORTED_FAILURES = 2
+"""Failures in succession after which a play counts as out of reach. A service that is gone is noticed before."""
 _HEALTH_EVERY_S = 0.75
 _HEALTH_TIMEOUTS_S = (1.0, 2.0)
 """A busy service gets a second chance; one that is gone refuses both at once."""
 _LAST_REQUESTS_S = 1.0
 """Time of the requests in flight when the feed is closed. The service performs what it has received in any case."""
+_ABORT_EVERY_S = 0.1
 _MAX_LOG_CHARACTERS = 1 << 18
 """Output that waits for the window; of more, only the newest is kept."""
 _MAX_METRIC_RUNS = 64
@@ -74,6 +78,8 @@ class Stream:
     def __init__(self, name: str, read: Callable[[Stream], None]) -> None:
         self.name = name
         self.stopped = threading.Event()
+        self.failures = 0
+        """Attempts in succession that failed."""
         self._close: Callable[[], None] | None = None
         self._lock = threading.Lock()
         self._threads = [_start_thread(f"studio-{name}", partial(self._run, read))]
@@ -103,9 +109,12 @@ class Stream:
         while not self.stopped.is_set():
             try:
                 read(self)
+                self.failures = 0
             except PalaestraError as error:
+                self.failures += 1
                 _log.info("%s: %s", self.name, error)
             except Exception:  # noqa: BLE001 - what a service sends must not end the stream for good
+                self.failures += 1
                 _log.exception("%s: the stream sent something unexpected", self.name)
             self.stopped.wait(_RETRY_S)
 
@@ -136,6 +145,14 @@ class RequestThreads:
         for _ in self._threads:
             self._jobs.put(None)
         return _join_threads(self._threads, timeout_s)
+
+    def discard_jobs(self) -> None:
+        """Forget the jobs that no thread has begun, so that the threads end."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._jobs.get_nowait()
+        for _ in self._threads:
+            self._jobs.put(None)
 
     def join(self, timeout_s: float) -> list[str]:
         """Wait for the threads; returns the names of those that did not end in time."""
@@ -290,15 +307,24 @@ class ServiceFeed:
     def close(self, timeout_s: float = 5.0) -> list[str]:
         """End all threads; returns the names of those that did not end in time. Nothing is called any more."""
         self._is_closed = True
-        deadline = time.monotonic() + timeout_s
+        patience_s = min(timeout_s / 2, _LAST_REQUESTS_S)
+        deadline = time.monotonic() + patience_s
         for name in list(self._streams):
             self._cancel(name)
-        late = self._threads.close(min(timeout_s, _LAST_REQUESTS_S))
+        late = self._threads.close(patience_s)
         if late:
+            self._threads.discard_jobs()
+        late += self._join_streams(max(0.0, deadline - time.monotonic()))
+        while late and time.monotonic() < deadline + patience_s:
+            # Again and again: a thread may send its request just after an abort.
             self.service.abort()
-            late = self._threads.join(min(timeout_s, _LAST_REQUESTS_S))
-        late += [stream.name for stream in self._ending if not stream.join(max(0.0, deadline - time.monotonic()))]
+            late = self._threads.join(_ABORT_EVERY_S) + self._join_streams(_ABORT_EVERY_S)
         return late
+
+    def _join_streams(self, timeout_s: float) -> list[str]:
+        """Wait for the streams; returns the names of those that did not end in time."""
+        deadline = time.monotonic() + timeout_s
+        return [stream.name for stream in self._ending if not stream.join(max(0.0, deadline - time.monotonic()))]
 
     def _watch(self, name: str, subject: object, read: Callable[[Stream], None]) -> None:
         """Read a stream, instead of the one of this name about another subject; none for an empty subject."""
@@ -401,28 +427,39 @@ class ServiceFeed:
 
     def _read_play(self, play_id: str, stream: Stream) -> None:
         try:
-            connection = self.service.open_play(play_id)
-        except UnknownRun:
+            connection = self._open_play(play_id, stream)
+            with connection:
+                self._read_reports(play_id, stream, connection)
+        except UnknownRun:  # raised by the first read
             reason = "the run service no longer knows it, as after a restart"
             ended = PlayEnded(reason=reason, failed=True, remedy="Start the play again")
             self._post(partial(self._subscribers.play, play_id, ended))
             stream.stopped.wait()
-            return
-        with connection:
-            stream.close_with(connection.close)
+
+    def _open_play(self, play_id: str, stream: Stream) -> PlayConnection:
+        try:
+            return self.service.open_play(play_id)
+        except ServiceUnreachable as error:
+            if stream.failures >= _REPORTED_FAILURES:
+                notice = PlayNotice(level="warning", text="The play cannot be reached.", remedy=str(error))
+                self._post(partial(self._subscribers.play, play_id, notice))
+            raise
+
+    def _read_reports(self, play_id: str, stream: Stream, connection: PlayConnection) -> None:
+        stream.close_with(connection.close)
+        with self._lock:
+            if not stream.stopped.is_set():
+                self._play = connection
+        try:
+            for report, picture in connection:
+                self._receive(play_id, stream, report, picture)
+                if isinstance(report, PlayEnded):
+                    stream.stopped.wait()
+        finally:
             with self._lock:
-                if not stream.stopped.is_set():
-                    self._play = connection
-            try:
-                for report, picture in connection:
-                    self._receive(play_id, stream, report, picture)
-                    if isinstance(report, PlayEnded):
-                        stream.stopped.wait()
-            finally:
-                with self._lock:
-                    # The connection of the next play may be open already.
-                    if self._play is connection:
-                        self._play = None
+                # The connection of the next play may be open already.
+                if self._play is connection:
+                    self._play = None
 
     def _receive(self, play_id: str, stream: Stream, report: Report, picture: bytes) -> None:
         image = None

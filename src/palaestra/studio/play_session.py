@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from palaestra.errors import PalaestraError
@@ -33,6 +34,8 @@ class PlaySession:
         self._requests, self._settings = requests, settings
         self.environments = EnvironmentsModel()
         self.play = PlayModel()
+        self.on_stopped: list[Callable[[], None]] = []
+        """Called when a play that was stopped has finished its recording, which is after its `PlayEnded`."""
         self._start_number = 0
         """Number of the newest start: a play that is ready after another was started is ended."""
         self.mode: Mode = "human"
@@ -130,7 +133,11 @@ class PlaySession:
             self._requests.feed.watch_play("")
 
     def _stop(self, play_id: str) -> None:
-        self._requests.ask("The play could not be ended", lambda service: service.stop_play(play_id), lambda _: None)
+        def finish(_: object) -> None:
+            for notify in self.on_stopped:
+                notify()
+
+        self._requests.ask("The play could not be ended", lambda service: service.stop_play(play_id), finish)
 
     def send(self, control: Control | None) -> None:
         """Send a control to the play."""

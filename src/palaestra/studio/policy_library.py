@@ -39,14 +39,16 @@ class PolicyLibrary:
         )
 
     def choose(self, checkpoint_id: str) -> None:
-        """Show a checkpoint, and read the curve of its run."""
+        """Show a checkpoint."""
         self.checkpoints.choose(checkpoint_id)
         record = self.checkpoints.get(checkpoint_id)
-        if record is not None and record.run_id and record.run_id not in self.checkpoints.curves:
+        if record is not None:
             self.read_curve(record.run_id)
 
     def read_curve(self, run_id: str) -> None:
-        """Read the returns of a run for its sparkline."""
+        """Read the returns of a run for its sparkline, once."""
+        if not run_id or run_id in self.checkpoints.curves:
+            return
         self.checkpoints.set_curve(run_id, ())
 
         def receive(series: Mapping[str, Sequence[MetricPoint]]) -> None:

@@ -46,6 +46,8 @@ class Requests:
 
         def show(error: PalaestraError) -> None:
             reason, remedy = split_error(error)
-            self.notices.add("error", f"{what}: {reason[:1].lower()}{reason[1:]}", remedy, key=key or what)
+            # `GET /runs: …` keeps its capitals.
+            first = reason[:1] if reason[1:2].isupper() else reason[:1].lower()
+            self.notices.add("error", f"{what}: {first}{reason[1:]}", remedy, key=key or what)
 
         self.feed.request(work, done, failed or show, key=key)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from palaestra.runs.client.client import TrainerService
-from palaestra.runs.play.state import PlayEnded, Report
+from palaestra.runs.play.state import PlayEnded, PlayNotice, Report
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.studio.episode_library import EpisodeLibrary, TrajectoryBrowser
 from palaestra.studio.feed import ServiceFeed, Subscribers
@@ -81,6 +81,7 @@ class Studio:
         self.training = Training(requests, self.session, self._follow_launched)
         self.library = PolicyLibrary(requests, self.session)
         self.episodes = EpisodeLibrary(requests, decode)
+        self.session.on_stopped.append(self.episodes.refresh)
         self.trajectories = TrajectoryBrowser(requests, decode)
         self.first_steps = FirstSteps(requests, settings, self.session, self.browser, self.library)
         self.ask = requests.ask
@@ -157,6 +158,8 @@ class Studio:
         self.browser.show(record.run_id)
 
     def _receive_play(self, play_id: str, report: Report) -> None:
+        if isinstance(report, PlayNotice) and self.connection.is_connected is False:
+            return  # the notice about the service says it
         self.session.receive(play_id, report)
         self.library.receive(play_id, report)
         if isinstance(report, PlayEnded):

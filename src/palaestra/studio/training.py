@@ -21,6 +21,7 @@ class Training:
         self._requests, self._session, self._on_launched = requests, session, on_launched
         self.launch = LaunchModel()
         self.presets = PresetsModel()
+        self._has_asked = False
 
     # ------------------------------------------------------------------ catalogue
 
@@ -28,12 +29,21 @@ class Training:
         """Read the catalogue of runners."""
 
         def receive(runners: Mapping[str, RunnerCapabilities]) -> None:
+            self._has_asked = False
             self.launch.set_runners(runners)
-            for name in runners:
-                self._read_readiness(name)
-            self._read_runner()
 
         self._requests.ask("The trainers cannot be listed", lambda service: service.runners(), receive, key="runners")
+
+    def read_details(self) -> None:
+        """Read which runners are ready, and the form of the chosen one; called while they can be seen.
+
+        The service starts an interpreter for each runner; a user who only plays or looks at runs does not wait for it.
+        """
+        if self.launch.runners and not self._has_asked:
+            self._has_asked = True
+            for name in self.launch.runners:
+                self._read_readiness(name)
+            self._read_runner()
 
     def choose_runner(self, name: str) -> None:
         """Choose a runner."""
@@ -76,7 +86,8 @@ class Training:
         """Another environment was chosen: offer what can learn in it."""
         if self.launch.is_screen != self._session.environments.is_screen:
             self.launch.set_screen(self._session.environments.is_screen)
-            self._read_schema()
+            if self._has_asked:
+                self._read_schema()
 
     def _read_schema(self) -> None:
         launch, env_id = self.launch, self._session.environments.chosen

@@ -1,6 +1,7 @@
 """Recorded episodes: every step is kept through a kill, and a changed byte is found before anything learns from it."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -175,3 +176,23 @@ def test_an_unknown_id_and_an_ambiguous_prefix_are_refused(home):
         open_episode(home, "taxi")
     with pytest.raises(UnknownRun, match="is not the id"):
         open_episode(home, "../cart-1")
+
+
+def test_observations_that_change_their_shape_are_no_demonstration(home):
+    writer = EpisodeWriter(new_episode_directory(home, "e"), record("e"))
+    for k, text in enumerate(["go", "go to", "go to the red door"]):
+        writer.add(StepReport(episode=1, step=k, action=0), JPEG, {"mission": np.frombuffer(text.encode(), np.uint8)})
+    writer.finish("terminated", 1.0)
+
+    episode = open_episode(home, "e")
+
+    assert len(episode.steps()) == 3
+    with pytest.raises(ConfigError, match="holds no observations"):
+        episode.demonstration()
+
+
+def test_a_copied_episode_has_the_name_of_its_directory(home):
+    write_episode(home).finish("terminated", 1.0)
+    shutil.copytree(home.episodes / "cartpole-1", home.episodes / "copy-1")
+
+    assert sorted(one.episode_id for one in list_episodes(home)) == ["cartpole-1", "copy-1"]

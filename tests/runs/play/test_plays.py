@@ -290,6 +290,12 @@ def test_episodes_of_other_names_and_damaged_ones_are_answered_clearly(client, h
     assert service.episodes()[0].problem == "episode.json cannot be read"
     with pytest.raises(PalaestraError, match="cannot be read"):
         service.episode_steps("broken-1")
+    (home.episodes / "empty-1").mkdir()
+    assert service.delete_episode("broken-1").problem == "episode.json cannot be read"
+    assert service.delete_episode("empty-1").episode_id == "empty-1"
+    assert list(home.episodes.iterdir()) == []
+    with pytest.raises(UnknownRun):
+        service.delete_episode("broken-1")
     request = urllib.request.Request(
         f"{url}/episodes/..%2Fservice/steps", headers={"Authorization": f"Bearer {home.token.read_text().strip()}"}
     )
@@ -297,3 +303,5 @@ def test_episodes_of_other_names_and_damaged_ones_are_answered_clearly(client, h
         urllib.request.urlopen(request)
     assert refusal.value.code in (404, 422)
     assert "error" in json.loads(refusal.value.read())
+    assert service.delete_episode("broken").problem == "episode.json cannot be read"
+    assert service.episodes() == []

@@ -6,7 +6,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palaestra.runs.series import MetricPoint
-from palaestra.studio.model.chart import MAX_POINTS, Charts, Curve, CurveSource, combine_lines, smooth, thin_line
+from palaestra.studio.model.chart import (
+    MAX_POINTS,
+    REQUEST_POINTS,
+    Charts,
+    Curve,
+    CurveSource,
+    combine_lines,
+    short_number,
+    smooth,
+    thin_line,
+)
 
 
 def _points(*steps, value=0.0):
@@ -353,6 +363,49 @@ def test_detail_of_a_curve_is_drawn(charts):
     assert charts.lines("loss")[0].x.tolist() == [0, 3, 4, 10]
 
 
+class LongSeries:
+    """Ten million points, as the service keeps them: a range is sent whole if it fits, else its extremes."""
+
+    def __init__(self):
+        self.values = np.random.default_rng(7).normal(size=10_000_000)
+        self.values[6_543_210] = 1e6
+
+    def read(self, first, last, count=REQUEST_POINTS):
+        steps = np.arange(max(0, first), min(last, len(self.values) - 1) + 1)
+        if len(steps) > count:
+            bins = np.array_split(steps, count // 4)
+            ends = [(part[0], part[-1]) for part in bins]
+            lows = [part[0] + self.values[part[0] : part[-1] + 1].argmin() for part in bins]
+            highs = [part[0] + self.values[part[0] : part[-1] + 1].argmax() for part in bins]
+            steps = np.unique(np.concatenate([np.ravel(ends), lows, highs]))
+        return [MetricPoint(int(step), float(self.values[step]), float(step)) for step in steps]
+
+
+def test_a_part_of_ten_million_points_is_drawn_exactly_after_zooming_in_and_spikes_are_never_lost(charts):
+    series = LongSeries()
+    charts.set_sources([A])
+    charts.set_curve("a", "loss", series.read(0, 10_000_000))
+    (line,) = charts.lines("loss")
+    assert len(line.x) <= REQUEST_POINTS
+    assert line.y.max() == 1e6
+
+    for first, last in ((6_543_000, 6_544_500), (9_999_000, 10_000_500), (-200, 800)):
+        charts.set_detail("a", "loss", series.read(first, last))
+        (line,) = charts.lines("loss")
+        inside = (line.x >= first) & (line.x <= last)
+        expected = np.arange(max(0, first), min(last, 9_999_999) + 1)
+        np.testing.assert_array_equal(line.x[inside], expected)
+        np.testing.assert_array_equal(line.y[inside], series.values[expected])
+        assert line.y.max() == 1e6
+        assert (np.diff(line.x) > 0).all()
+        assert len(line.x) <= 2 * REQUEST_POINTS
+
+    charts.append("a", {"loss": [MetricPoint(10_000_000, 0.5, 1e7)]})
+    (line,) = charts.lines("loss")
+    assert (line.x[-1], line.y[-1]) == (10_000_000, 0.5)
+    np.testing.assert_array_equal(line.y[line.x <= 800], series.values[:801])
+
+
 def test_only_a_change_counts_as_one(charts):
     before = charts.revision
     charts.set_sources([A, B])
@@ -372,6 +425,14 @@ def test_an_unknown_option_is_a_mistake_of_the_program(charts):
 def test_the_table_holds_every_point_that_is_drawn(charts):
     assert charts.table("loss") == [("Run A", 0, 4), ("Run A", 10, 2), ("Run B", 0, 8), ("Run B", 10, 6)]
     assert charts.table("zzz") == []
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0"), (999, "999"), (-1500, "-1.5k"), (200_000, "200k"), (2.5e6, "2.5M"), (7e9, "7G"), (3e12, "3T")],
+)
+def test_a_large_number_on_an_axis_is_short(value, text):
+    assert short_number(value) == text
 
 
 # ---------------------------------------------------------------------- lines on a screen

@@ -56,6 +56,9 @@ def test_ticked_runs_are_drawn_together_and_seeds_as_a_band(driver, finished):
     assert sorted(line.low is not None for line in lines) == [False, True]
     board = driver.window.pages["runs"].charts
     driver.wait(lambda: "value_loss" in board._views and board.chart("value_loss")._bands)
+    (_, _, band), *others = board.chart("value_loss")._bands.values()
+    assert not others
+    driver.wait(lambda: band.boundingRect().height() > 0)
 
 
 def test_differences_show_only_what_differs(driver, finished):
@@ -77,7 +80,7 @@ def test_a_chart_is_saved_as_csv_and_png(driver, finished, tmp_path):
     driver.wait(lambda: "value_loss" in board._views and board.chart("value_loss")._lines)
     chart = board.chart("value_loss")
     chart.save_csv(tmp_path / "loss.csv")
-    rows = list(csv.reader((tmp_path / "loss.csv").open()))
+    rows = list(csv.reader((tmp_path / "loss.csv").read_text().splitlines()))
     points = driver.studio.feed.service.metrics(finished[0], "value_loss")
     assert rows[0] == ["run", "step", "value_loss"]
     assert len(rows) - 1 == len(points)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import QEvent, Qt
@@ -17,6 +18,18 @@ def start(driver, env_id, mode="human", **options):
     driver.window.show_page("play")
     driver.studio.session.start(**options)
     driver.wait(lambda: driver.studio.session.play.last_step is not None)
+
+
+def wait_for_episode(driver, outcome):
+    """The newest recorded episode of the play of the window with this outcome."""
+    play_id = driver.studio.session.play.play_id
+
+    def records():
+        episodes = driver.studio.episodes.episodes.visible()
+        return [one for one in episodes if one.play_id == play_id and one.outcome == outcome]
+
+    driver.wait(records)
+    return records()[0]
 
 
 @pytest.fixture
@@ -98,8 +111,7 @@ def test_in_hybrid_mode_a_held_key_overrides_the_agent_and_who_acted_is_recorded
     driver.wait(lambda: session.play.state.control == "human")
     driver.window.commands.get("play.end").perform()
     driver.wait(lambda: session.play.ended is not None)
-    driver.wait(lambda: len(driver.studio.episodes.episodes) > 0)
-    record = driver.studio.episodes.episodes.visible()[0]
+    record = wait_for_episode(driver, "stopped")
     assert record.human_steps > 0
     assert record.agent_steps > 0
 
@@ -114,6 +126,18 @@ def test_losing_the_focus_releases_all_keys(driver):
     QApplication.sendEvent(picture, QFocusEvent(QEvent.Type.FocusOut))
     driver.wait(lambda: driver.studio.session.play.last_step.action == [0.0])
     assert person.pressed_keys == ()
+
+
+def test_tab_belongs_to_the_environment_and_escape_leaves_the_picture(driver):
+    start(driver, "CartPole-v1")
+    picture = driver.window.play_page.picture
+    pressed = []
+    picture.key_pressed.connect(lambda name, *_: pressed.append(name))
+    picture.setFocus()
+    driver.qtbot.keyClick(picture, Qt.Key.Key_Tab)
+    assert (pressed, driver.window.focusWidget()) == (["Tab"], picture)
+    driver.qtbot.keyClick(picture, Qt.Key.Key_Escape)
+    assert (pressed, driver.window.focusWidget()) == (["Tab"], None)
 
 
 def test_an_environment_that_does_not_exist_is_explained_in_the_page(driver):
@@ -144,12 +168,10 @@ def test_a_recorded_episode_is_replayed_step_by_step_and_exported(driver, tmp_pa
     driver.wait(lambda: any(step.is_last for step in session.play.steps))
     session.end()
     driver.wait(lambda: session.play.ended is not None)
-    driver.studio.episodes.refresh()
-    driver.wait(lambda: any(one.outcome == "terminated" for one in driver.studio.episodes.episodes.visible()))
+    record = wait_for_episode(driver, "terminated")
     driver.window.show_page("episodes")
     page = driver.window.pages["episodes"]
     driver.settle()
-    record = next(one for one in driver.studio.episodes.episodes.visible() if one.outcome == "terminated")
     row = next(i for i in range(page.list.count()) if page.list.item(i).data(Qt.ItemDataRole.UserRole) == record)
     page.list.setCurrentRow(row)
     replay = driver.studio.episodes.replay
@@ -180,3 +202,10 @@ def test_layout_theme_and_the_last_choices_survive_a_restart(open_window, tmp_pa
     assert again.studio.session.mode == "hybrid"
     assert again.window.theme.name == "light"
     assert again.window._stack.currentWidget() is again.window.pages["runs"]
+
+
+def test_every_shortcut_is_in_the_documentation(driver):
+    page = (Path(__file__).parents[3] / "docs" / "studio.md").read_text()
+    shortcuts = [command.shortcut for command in driver.window.commands if command.shortcut]
+    assert len(shortcuts) > 15
+    assert [shortcut for shortcut in shortcuts if f"`{shortcut}`" not in page] == []

@@ -30,6 +30,7 @@ SLOW_TIMEOUT_S = 900.0
 _QUICK_TIMEOUT_S = 60.0
 _WARN_AFTER_S = 10.0
 """Time without a response after which a warning is logged."""
+_MAX_HEALTH_BYTES = 4096
 _STREAM_TIMEOUT_S = 30.0
 """A stream sends at least a comment every ten seconds."""
 
@@ -47,12 +48,14 @@ class ServiceRequests:
         self._configured = None if url is None else Endpoint(url, token or "")
         self._discovered: Endpoint | None = None
         self._connections: weakref.WeakSet[http.client.HTTPConnection] = weakref.WeakSet()
+        self._aborted: weakref.WeakSet[http.client.HTTPConnection] = weakref.WeakSet()
         self._connections_lock = threading.Lock()
 
     def abort(self) -> None:
         """Break all requests that wait for their answers, in any thread; they raise `ServiceUnreachable`."""
         with self._connections_lock:
             connections = list(self._connections)
+            self._aborted.update(connections)
         for connection in connections:
             if connection.sock is not None:
                 with contextlib.suppress(OSError):
@@ -73,16 +76,19 @@ class ServiceRequests:
         endpoint = self._configured or find_service(self.home, check=False)
         if endpoint is None:
             raise ServiceUnreachable(f"no run service answers for {self.home.path}")
-        connection = endpoint.connection(timeout_s)
+        connection = self._open(endpoint, timeout_s)
         try:
             connection.request("GET", "/health")
-            status = connection.getresponse().status
+            response = connection.getresponse()
+            status, body = response.status, response.read(_MAX_HEALTH_BYTES)
         except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(f"{endpoint.url} does not answer ({error})") from None
         finally:
             connection.close()
         if status != 200:
             raise ServiceUnreachable(f"{endpoint.url} answers {status}: it is not a run service")
+        if not _is_health(body):
+            raise ServiceUnreachable(f"{endpoint.url} answers something else: it is not a run service")
 
     def read_bytes(self, path: str, *, timeout_s: float = _QUICK_TIMEOUT_S, **query: Any) -> bytes:
         """The body of a route that returns a file."""
@@ -105,8 +111,10 @@ class ServiceRequests:
         connection, response = self._send(method, path, body, query, {}, timeout_s)
         try:
             return json.loads(response.read())
-        except (OSError, http.client.HTTPException, ValueError) as error:
+        except (OSError, http.client.HTTPException) as error:
             raise ServiceUnreachable(f"{method} {path}: the response is incomplete ({error})") from error
+        except (ValueError, RecursionError) as error:
+            raise ServiceUnreachable(f"{method} {path}: the response is not JSON ({error})") from error
         finally:
             connection.close()
 
@@ -125,9 +133,7 @@ class ServiceRequests:
         data = None if body is None else json.dumps(body).encode()
         for is_retry in (False, True):
             endpoint = self._endpoint(is_retry)
-            connection = endpoint.connection(timeout_s)
-            with self._connections_lock:
-                self._connections.add(connection)
+            connection = self._open(endpoint, timeout_s)
             all_headers = {"Authorization": f"Bearer {endpoint.token}", "Content-Type": "application/json", **headers}
             try:
                 connection.request(method, target, body=data, headers=all_headers)
@@ -146,7 +152,8 @@ class ServiceRequests:
                 raise ServiceUnreachable(f"{text}. {RESTART}") from None
             except (OSError, http.client.HTTPException) as error:
                 connection.close()
-                if method == "GET" and not is_retry and self._configured is None:
+                can_retry = method == "GET" and not is_retry and self._configured is None
+                if can_retry and connection not in self._aborted:
                     continue
                 raise ServiceUnreachable(f"{method} {path}: the service closed the connection ({error})") from error
             if response.status < 400:
@@ -156,6 +163,13 @@ class ServiceRequests:
             finally:
                 connection.close()
         raise AssertionError("unreachable")
+
+    def _open(self, endpoint: Endpoint, timeout_s: float) -> http.client.HTTPConnection:
+        """A connection that `abort` breaks."""
+        connection = endpoint.connection(timeout_s)
+        with self._connections_lock:
+            self._connections.add(connection)
+        return connection
 
     def _wait_for_response(self, connection: http.client.HTTPConnection, endpoint: Endpoint, timeout_s: float) -> None:
         """Wait for the response to begin; after `_WARN_AFTER_S`, log a warning and return."""
@@ -176,7 +190,7 @@ class ServiceRequests:
             return ServiceUnreachable(f"{text}: the file was changed since the service started. {RESTART}")
         try:
             return error_from_json(json.loads(response.read())["error"])
-        except (ValueError, KeyError, TypeError):
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return PalaestraError(f"the run service answered {response.status} {response.reason}")
 
     def _endpoint(self, refresh: bool) -> Endpoint:
@@ -210,8 +224,21 @@ def _check_url(url: str) -> None:
     parts = urllib.parse.urlsplit(url)
     if "@" in parts.netloc:
         raise ConfigError("url", url, "holds a user or password", "Leave them out, and give the service's token")
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        has_port = parts.port is None or parts.port > 0
+    except ValueError:
+        has_port = False
+    if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
         raise ConfigError("url", url, "is not the address of a service", "Give for example http://127.0.0.1:8710")
+
+
+def _is_health(body: bytes) -> bool:
+    """Whether this is what a run service answers when it is asked for its health."""
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(data, dict) and "status" in data
 
 
 def quote(text: str) -> str:

@@ -13,7 +13,6 @@ keeps every step that was written.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import json
@@ -23,19 +22,22 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from palaestra.errors import ConfigError, UnknownRun
-from palaestra.files.atomic import read_json, write_json
+from palaestra.files.atomic import atomic_file, read_json, write_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import check_run_id
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.play.state import EpisodeRecord, Outcome, StepReport
 from palaestra.runs.wire import JsonObject, from_json, to_json
 from palaestra.strict_json import dump_json
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 _EPISODE, _STEPS, _PICTURES, _OBSERVATIONS = "episode.json", "steps.jsonl", "pictures.bin", "observations.bin"
 _VIDEO = "episode.webm"
@@ -59,6 +61,7 @@ class Demonstration:
     observations: Mapping[str, NDArray[Any]]
     """By name; a single array has the name ``."""
     actions: NDArray[Any]
+    """Numbers; or objects, for actions of several parts."""
     rewards: NDArray[np.float32]
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
@@ -91,13 +94,16 @@ class EpisodeWriter:
         if picture:
             place = [self._files[_PICTURES].tell(), len(picture)]
             self._append(_PICTURES, picture)
+        arrays: list[JsonObject] = [
+            {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)} for name, array in observation.items()
+        ]
         if self._arrays is None:
-            self._arrays = [
-                {"name": name, "dtype": array.dtype.str, "shape": list(array.shape)}
-                for name, array in observation.items()
-            ]
+            self._arrays = arrays
             self._write_record()
-        for array in observation.values():
+        elif arrays != self._arrays:
+            # Rows of different sizes, such as texts, cannot be told apart again.
+            self._arrays = []
+        for array in observation.values() if self._arrays else ():
             self._append(_OBSERVATIONS, np.ascontiguousarray(array).tobytes())
         line: JsonObject = {**to_json(report), "picture": place}
         self._append(_STEPS, dump_json(line, separators=(",", ":")).encode() + b"\n")
@@ -151,12 +157,16 @@ class EpisodeReader:
         if document is None or document.get("schema") != 1:
             raise _damage(directory, f"{_EPISODE} cannot be read")
         self.directory = directory
-        self._arrays: list[JsonObject] = list(document.get("arrays") or [])
-        self._sha256: JsonObject = dict(document.get("sha256") or {})
         try:
-            record = from_json(EpisodeRecord, document)
-        except TypeError as error:
+            self._arrays: list[JsonObject] = list(document.get("arrays") or [])
+            self._sha256: JsonObject = dict(document.get("sha256") or {})
+            # A copied directory has a new name.
+            record = from_json(EpisodeRecord, document | {"episode_id": directory.name})
+        except (TypeError, ValueError) as error:
             raise _damage(directory, f"{_EPISODE} is incomplete ({error})") from None
+        numbers = (record.started, record.ended or 0, record.fps, record.steps, record.episode_return, record.bytes)
+        if not all(isinstance(number, int | float) for number in numbers) or not isinstance(record.env_id, str):
+            raise _damage(directory, f"{_EPISODE} holds wrong values")
         self.record = self._recover(record, document.get("writer"))
 
     def steps(self, first: int = 0, count: int | None = None) -> list[RecordedStep]:
@@ -185,13 +195,18 @@ class EpisodeReader:
         steps = self.steps()
         if not self._arrays:
             raise ConfigError("episode", self.directory.name, "holds no observations", "Use its pictures instead")
-        kinds = np.dtype([(str(a["name"]) or "f0", str(a["dtype"]), tuple(a["shape"])) for a in self._arrays])
+        try:
+            kinds = np.dtype([(str(a["name"]) or "f0", str(a["dtype"]), tuple(a["shape"])) for a in self._arrays])
+        except (TypeError, ValueError, KeyError):
+            raise _damage(self.directory, f"{_EPISODE} does not describe the observations") from None
         rows = np.fromfile(self.directory / _OBSERVATIONS, kinds)
+        if len(rows) < len(steps):
+            raise _damage(self.directory, f"{_OBSERVATIONS} holds {len(rows)} rows for {len(steps)} steps")
         moves = [step.report for step in steps[1:]]
         names = [str(array["name"]) for array in self._arrays]
         return Demonstration(
             {name: rows[name or "f0"][: len(steps)] for name in names},
-            np.array([move.action for move in moves]),
+            _stack_actions([move.action for move in moves]),
             np.array([move.reward for move in moves], np.float32),
             np.array([move.terminated for move in moves], np.bool_),
             np.array([move.truncated for move in moves], np.bool_),
@@ -247,8 +262,6 @@ class EpisodeReader:
 
 def export_video(episode: EpisodeReader, path: Path | None = None) -> Path:
     """Write the pictures of an episode as a video, beside its files unless a path is given. Encodes only once."""
-    from PIL import Image
-
     from palaestra.runs.video.encoder import Encoder, require_encoder
 
     target = path or episode.directory / _VIDEO
@@ -263,11 +276,35 @@ def export_video(episode: EpisodeReader, path: Path | None = None) -> Path:
     with Encoder(target, fps=max(1.0, min(_MAX_VIDEO_FPS, episode.record.fps * share))) as encoder:
         size: tuple[int, int] | None = None
         for step in steps:
-            with Image.open(io.BytesIO(episode.picture(step))) as picture:
-                frame = picture.convert("RGB")
-                size = size or frame.size
-                encoder.add(np.asarray(frame if frame.size == size else frame.resize(size)))
+            frame = _decode_picture(episode, step)
+            size = size or frame.size
+            encoder.add(np.asarray(frame if frame.size == size else frame.resize(size)))
         return encoder.finish()
+
+
+def export_demonstration(episode: EpisodeReader, path: Path) -> Demonstration:
+    """Write an episode as arrays in a NumPy file `.npz`, which loads without pickle.
+
+    Its arrays are `observations` (or `observations/NAME` for each named one), `actions`, `rewards`, `terminated`,
+    `truncated` and `by_human`. Actions of several parts are JSON texts.
+    """
+    demonstration = episode.demonstration()
+    actions = demonstration.actions
+    if actions.dtype.hasobject:
+        actions = np.array([dump_json(action) for action in actions.tolist()], np.str_)
+    named = {f"observations/{name}" if name else "observations": a for name, a in demonstration.observations.items()}
+    with atomic_file(path) as file:
+        np.savez_compressed(
+            file,
+            allow_pickle=False,
+            **named,
+            actions=actions,
+            rewards=demonstration.rewards,
+            terminated=demonstration.terminated,
+            truncated=demonstration.truncated,
+            by_human=demonstration.by_human,
+        )
+    return demonstration
 
 
 def new_episode_directory(home: Home, episode_id: str) -> Path:
@@ -275,28 +312,29 @@ def new_episode_directory(home: Home, episode_id: str) -> Path:
     return home.episodes / check_run_id(episode_id)
 
 
+def find_episode(home: Home, episode_id: str) -> Path:
+    """The directory of an episode by its id, or by a unique prefix, even of a damaged one; else `UnknownRun`."""
+    remedy = "palaestra episodes list shows them"
+    try:
+        check_run_id(episode_id)
+    except UnknownRun:
+        raise UnknownRun("episode", episode_id, "is not the id of an episode", remedy) from None
+    paths = [path for path in home.episodes.glob(f"{episode_id}*") if path.is_dir()]
+    paths = [path for path in paths if path.name == episode_id] or paths
+    if len(paths) != 1:
+        reason = f"{len(paths)} episodes begin with it" if paths else "no such episode"
+        raise UnknownRun("episode", episode_id, reason, remedy)
+    return paths[0]
+
+
 def open_episode(home: Home, episode_id: str) -> EpisodeReader:
     """A recorded episode by its id, or by a unique prefix; `UnknownRun` if there is none."""
-    check_run_id(episode_id)
-    names = sorted(path.name for path in home.episodes.glob(f"{episode_id}*") if (path / _EPISODE).exists())
-    if episode_id in names:
-        names = [episode_id]
-    if len(names) != 1:
-        reason = f"{len(names)} episodes begin with it" if names else "no such episode"
-        raise UnknownRun("episode", episode_id, reason, "palaestra episodes list shows them")
-    return EpisodeReader(home.episodes / names[0])
+    return EpisodeReader(find_episode(home, episode_id))
 
 
 def list_episodes(home: Home, *, env_id: str | None = None, play_id: str | None = None) -> list[EpisodeRecord]:
     """The recorded episodes, newest first; a damaged one has a `problem`."""
-    records = []
-    for path in home.episodes.glob("[!.]*"):
-        try:
-            records.append(EpisodeReader(path).record)
-        except ConfigError as error:
-            if path.is_dir():
-                kind = EpisodeRecord(episode_id=path.name, play_id="", env_id="", kind="gymnasium")
-                records.append(replace(kind, outcome="interrupted", problem=error.reason))
+    records = [_read_record(path) for path in home.episodes.glob("[!.]*") if path.is_dir()]
     return sorted(
         (r for r in records if env_id in (None, r.env_id) and play_id in (None, r.play_id)),
         key=lambda record: (record.started, record.episode_id),
@@ -304,23 +342,50 @@ def list_episodes(home: Home, *, env_id: str | None = None, play_id: str | None 
     )
 
 
-def delete_episode(home: Home, episode_id: str) -> None:
-    """Delete a recorded episode that is not being played."""
-    check_run_id(episode_id)
-    path = home.episodes / episode_id
-    if not path.is_dir():
-        raise UnknownRun("episode", episode_id, "no such episode", "palaestra episodes list shows them")
-    outcome = ""
-    with contextlib.suppress(ConfigError):  # a damaged one can be deleted
-        outcome = EpisodeReader(path).record.outcome
-    if outcome == "playing":
-        raise ConfigError("episode", episode_id, "is being played", "End the play first")
+def delete_episode(home: Home, episode_id: str) -> EpisodeRecord:
+    """Delete a recorded episode, damaged or not, that is not being played."""
+    path = find_episode(home, episode_id)
+    record = _read_record(path)
+    if record.outcome == "playing":
+        raise ConfigError("episode", path.name, "is being played", "End the play first")
     shutil.rmtree(path)
+    return record
 
 
 def picture_type(data: bytes) -> str | None:
     """Media type of a picture; None if it is neither JPEG nor PNG."""
     return next((kind for start, kind in _PICTURE_STARTS.items() if data.startswith(start)), None)
+
+
+def _read_record(directory: Path) -> EpisodeRecord:
+    """The record of an episode; for a damaged one, a record with a `problem`."""
+    try:
+        return EpisodeReader(directory).record
+    except ConfigError as error:
+        record = EpisodeRecord(episode_id=directory.name, play_id="", env_id="", kind="gymnasium")
+        return replace(record, outcome="interrupted", problem=error.reason)
+
+
+def _decode_picture(episode: EpisodeReader, step: RecordedStep) -> Image:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError("video", "", "Pillow is not installed", "pip install 'palaestra[serve]'") from None
+    try:
+        with Image.open(io.BytesIO(episode.picture(step))) as picture:
+            return picture.convert("RGB")
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        reason = f"the picture of step {step.report.step} cannot be decoded ({error})"
+        raise _damage(episode.directory, reason) from None
+
+
+def _stack_actions(actions: list[Any]) -> NDArray[Any]:
+    try:
+        return np.array(actions)
+    except ValueError:  # parts of different shapes
+        array = np.empty(len(actions), object)
+        array[:] = actions
+        return array
 
 
 def _damage(directory: Path, reason: str) -> ConfigError:

@@ -81,6 +81,8 @@ OWN_ENVIRONMENTS = (
     ),
 )
 """Environments of ours that are not in the registry of Gymnasium."""
+SCHEMAS_FILE = Path(__file__).with_name("schemas.json")
+"""Written by `make docs`: to build the schemas imports torch, which takes seconds."""
 _REGISTER = ("palaestra.env.make",)
 _MODULE = ("-P", "-m", "palaestra")
 _ROOT = str(Path(palaestra.__file__).parents[1])
@@ -135,15 +137,14 @@ class PalaestraRunner:
 
     def __init__(self) -> None:
         self._check_cache: dict[str, tuple[JsonObject, float]] = {}
-        self._schemas: dict[tuple[str, str], JsonObject] = {}
 
     def config_schema(self, spec: RunSpec) -> JsonObject:
         """The schema that `palaestra schema run` prints, or `schema ui` for UI agents; with a script, its settings."""
         is_ui = _is_ui(spec)
-        schema = self._schema(spec, "ui" if is_ui else "run")
+        schema = _read_schema("ui" if is_ui else "run")
         if spec.script is None or spec.script not in {info.name for info in SCRIPTS}:
             return schema
-        settings = self._schema(spec, f"ui_{spec.script}" if is_ui else spec.script)
+        settings = _read_schema(f"ui_{spec.script}" if is_ui else spec.script)
         definitions = {**schema.get("$defs", {}), **settings.get("$defs", {})}
         algorithm = {key: value for key, value in settings.items() if key != "$defs"}
         # The script is the name of the algorithm.
@@ -256,20 +257,6 @@ class PalaestraRunner:
         program = (sys.executable, "-P", "-m", "palaestra.train.play.own_policy")
         return PolicyPlan(argv=(*program, request.checkpoint.path, *options), environment={"PYTHONPATH": _ROOT})
 
-    def _schema(self, spec: RunSpec, section: str) -> JsonObject:
-        """What `palaestra schema SECTION` prints; our own code does not change while the service runs."""
-        interpreter = choose_python(spec)
-        key = (interpreter.path, section)
-        if key not in self._schemas:
-            process = _run_cli(interpreter, ("schema", section), "", spec.invoked_from, {"PATH": "/usr/bin:/bin"})
-            try:
-                self._schemas[key] = json.loads(process.stdout)
-            except ValueError:
-                output = (process.stderr.strip().splitlines() or ["no output"])[-1]
-                reason = f"cannot print the schema of {section} ({output[:300]})"
-                raise ConfigError("python", interpreter.path, reason, "Install palaestra there") from None
-        return copy.deepcopy(self._schemas[key])
-
     def _check(self, spec: RunSpec, interpreter: Interpreter, machine: Machine) -> CheckedConfig:
         """The result of `train --check`, cached for a minute. Raises `ConfigError` if it refuses."""
         document = json.dumps(training_config(spec))
@@ -295,6 +282,13 @@ class PalaestraRunner:
             refused = answer["refused"]
             raise ConfigError(refused["place"], refused["value"], refused["reason"], refused["remedy"])
         return from_json(CheckedConfig, answer)
+
+
+def _read_schema(section: str) -> JsonObject:
+    """What `palaestra schema SECTION` prints."""
+    schemas = json.loads(SCHEMAS_FILE.read_text(encoding="utf-8"))
+    schema: JsonObject = schemas[section]
+    return schema
 
 
 def _is_ui(spec: RunSpec) -> bool:

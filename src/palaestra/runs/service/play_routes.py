@@ -173,9 +173,7 @@ def _add_episode_routes(app: FastAPI, home: Home) -> None:
     @router.delete("/episodes/{episode_id}", responses=NOT_FOUND, response_model=EpisodeRecord)
     def remove_episode(episode_id: _EpisodeId) -> JsonObject:
         """Delete a recorded episode."""
-        record = open_episode(home, episode_id).record
-        delete_episode(home, record.episode_id)
-        return to_json(record)
+        return to_json(delete_episode(home, episode_id))
 
     app.include_router(router)
 

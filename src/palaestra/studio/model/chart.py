@@ -251,6 +251,14 @@ def combine_lines(key: str, label: str, lines: Sequence[tuple[Floats, Floats]], 
     return ChartLine(key, label, grid, mean, mean - spread, mean + spread)
 
 
+def short_number(value: float) -> str:
+    """A large number in few characters: 200k, 1.5M."""
+    for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.6g}{unit}"
+    return f"{value:.6g}"
+
+
 def smooth(values: Floats, weight: float) -> Floats:
     """Exponential moving average without the bias towards the first value; values that are not finite are passed over.
 

@@ -74,6 +74,10 @@ class Notices(Revised):
             self._shown = kept
             self.touch()
 
+    def age_of(self, notice: Notice) -> float:
+        """Seconds since a notice was added."""
+        return self._clock() - notice.created
+
     def visible(self) -> list[Notice]:
         """The notices to show now, oldest first."""
         now = self._clock()

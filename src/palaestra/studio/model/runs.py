@@ -110,8 +110,6 @@ def status_text(record: RunRecord, now: float) -> str:
 COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("phase", "status", lambda r, now: r.phase.value, lambda r, now: r.phase.value),
     RunColumn("name", "run", lambda r, now: r.name or r.run_id, lambda r, now: (r.name or r.run_id).lower()),
-    RunColumn("agent", "agent", lambda r, now: r.agent_id, lambda r, now: r.agent_id),
-    RunColumn("env", "environment", lambda r, now: r.env_id, lambda r, now: r.env_id),
     RunColumn(
         "return",
         "return",
@@ -123,6 +121,8 @@ COLUMNS: tuple[RunColumn, ...] = (
     RunColumn(
         "seed", "seed", lambda r, now: "" if r.seed is None else str(r.seed), lambda r, now: r.seed, is_number=True
     ),
+    RunColumn("agent", "agent", lambda r, now: r.agent_id, lambda r, now: r.agent_id),
+    RunColumn("env", "environment", lambda r, now: r.env_id, lambda r, now: r.env_id),
     RunColumn("time", "time", lambda r, now: format_duration(elapsed_s(r, now)), elapsed_s, is_number=True),
     RunColumn("tags", "tags", lambda r, now: ", ".join(r.tags), lambda r, now: r.tags or None),
     RunColumn("created", "started", lambda r, now: format_time(r.created), lambda r, now: r.created, is_number=True),

@@ -96,6 +96,9 @@ def run_studio(service: TrainerService, page: str = "", theme_name: str = "") ->
     collector = GarbageCollector(application)
     settings = Settings(settings_file())
     window = create_window(service, settings, theme_name or None)
+    if page and page not in window.pages:
+        window.close()
+        raise ConfigError("--page", page, "is no page", f"There are {', '.join(window.pages)}")
     if page:
         window.show_page(page)
     window.show()

@@ -51,6 +51,7 @@ class NoticeList(View):
     def refresh_if_changed(self) -> bool:
         """Let old notices fade, also while none is shown."""
         notices = self.studio.notices.visible()
+        self._drawn = (self.studio.notices.revision,)
         numbers = [notice.number for notice in notices]
         if numbers == self._shown:
             return False
@@ -209,6 +210,48 @@ class CommandPalette(Veil):
         command = self._found[self._list.row(item)]
         self.close_overlay()
         command.perform()
+
+
+class NoticeHistory(Veil):
+    """The notices of this window, newest first, also those that have faded."""
+
+    def __init__(self, studio: Studio, theme: Theme, window: QWidget) -> None:
+        super().__init__(window)
+        self._notices, self._theme = studio.notices, theme
+        self.list = QListWidget()
+        self.list.setAccessibleName("Notices")
+        self.list.setWordWrap(True)
+        self.list.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self._empty = label("Nothing was reported so far.", "muted")
+        content = column(label("Notices", "title"), self._empty, self.list, spacing=10, margins=(16, 14, 16, 14))
+        card = frame(content, "card")
+        card.setFixedSize(_PALETTE_WIDTH + 120, 460)
+        card.mousePressEvent = lambda event: None  # type: ignore[method-assign]  # a click inside does not close
+        _add_shadow(card)
+        self.setLayout(column(None, row(None, card, None), None))
+
+    def open(self) -> None:
+        """Show the notices and receive Escape."""
+        super().open()
+        history = self._notices.history[::-1]
+        self.list.clear()
+        for notice in history:
+            picture = icon(_ICONS[notice.level], getattr(self._theme, _TONES[notice.level]))
+            age = format_age(self._notices.age_of(notice))
+            self.list.addItem(
+                QListWidgetItem(picture, "\n".join(filter(None, (f"{age}  {notice.text}", notice.detail))))
+            )
+        self.list.setVisible(bool(history))
+        self._empty.setVisible(not history)
+        self.setFocus()
+
+
+def format_age(seconds: float) -> str:
+    """How long ago something was, in the largest unit."""
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= length:
+            return f"{int(seconds / length)} {unit} ago"
+    return f"{int(seconds)} s ago"
 
 
 class ShortcutOverlay(Veil):

@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from PySide6.QtCore import QPointF, QRect, QSize, Qt, QTimer, Signal
-from PySide6.QtGui import QColor, QFontMetrics, QPainter, QPaintEvent, QPen, QPolygonF, QResizeEvent
+from PySide6.QtGui import (
+    QColor,
+    QFontMetrics,
+    QKeySequence,
+    QPainter,
+    QPaintEvent,
+    QPen,
+    QPolygonF,
+    QResizeEvent,
+    QShortcut,
+)
 from PySide6.QtWidgets import (
     QButtonGroup,
     QFrame,
@@ -86,6 +97,8 @@ def number_box(minimum: int, maximum: int, *, accessible: str) -> QSpinBox:
     box = QSpinBox()
     box.setRange(minimum, maximum)
     box.setAccessibleName(accessible)
+    # The padding of the style sheet does not reach the text.
+    box.lineEdit().setTextMargins(7, 0, 0, 0)
     return box
 
 
@@ -153,6 +166,14 @@ def clear_layout(layout: QLayout) -> None:
             widget.deleteLater()
         elif (inner := item.layout()) is not None:
             clear_layout(inner)
+
+
+def add_step_keys(widget: QWidget, move: Callable[[int], None]) -> None:
+    """Let the arrow keys to the left and right move by one while the focus is in a widget; fields keep theirs."""
+    for key, by in ((Qt.Key.Key_Left, -1), (Qt.Key.Key_Right, 1)):
+        shortcut = QShortcut(QKeySequence(key), widget)
+        shortcut.setContext(Qt.ShortcutContext.WidgetWithChildrenShortcut)
+        shortcut.activated.connect(partial(move, by))
 
 
 class Elided(QLabel):
@@ -273,6 +294,13 @@ class ConfirmButton(QPushButton):
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._restore)
         self.clicked.connect(self._ask)
+        self._subject = ""
+
+    def set_subject(self, subject: str) -> None:
+        """Name what a click is about. The first click on one thing must not confirm for another."""
+        if subject != self._subject:
+            self._subject = subject
+            self._restore()
 
     def _ask(self) -> None:
         if self._timer.isActive():
@@ -428,16 +456,29 @@ class FlowLayout(QLayout):
         return size + QSize(margins.left() + margins.right(), margins.top() + margins.bottom())
 
     def _arrange(self, area: QRect, *, move: bool) -> int:
-        x, y, height = area.x(), area.y(), 0
+        """Place the items, each in the middle of its line; returns the height of all lines."""
+        y = area.y() - self.spacing()
+        for line_items in self._lines(area.width()):
+            y += self.spacing()
+            x, height = area.x(), max(item.sizeHint().height() for item in line_items)
+            for item in line_items if move else ():
+                hint = item.sizeHint()
+                top = y + (height - hint.height()) // 2
+                item.setGeometry(QRect(x, top, min(hint.width(), area.width()), hint.height()))
+                x += hint.width() + self.spacing()
+            y += height
+        return max(0, y - area.y())
+
+    def _lines(self, width: int) -> list[list[QLayoutItem]]:
+        lines: list[list[QLayoutItem]] = []
+        used = 0
         for item in self._items:
             widget = item.widget()
             if widget is not None and widget.isHidden():
                 continue
-            hint = item.sizeHint()
-            if x > area.x() and x + hint.width() > area.right() + 1:
-                x, y, height = area.x(), y + height + self.spacing(), 0
-            if move:
-                item.setGeometry(QRect(x, y, min(hint.width(), area.width()), hint.height()))
-            x += hint.width() + self.spacing()
-            height = max(height, hint.height())
-        return y + height - area.y()
+            if not lines or used + item.sizeHint().width() > width:
+                lines.append([])
+                used = 0
+            lines[-1].append(item)
+            used += item.sizeHint().width() + self.spacing()
+        return lines

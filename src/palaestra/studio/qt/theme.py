@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from importlib.resources import files
+from pathlib import Path
 from string import Template
 
 from PySide6.QtCore import Qt
@@ -134,5 +134,6 @@ def _palette(theme: Theme) -> QPalette:
 
 
 def _style_sheet(theme: Theme) -> str:
-    template = (files("palaestra.studio.qt") / "style.qss").read_text(encoding="utf-8")
-    return Template(template).substitute(asdict(theme))
+    folder = Path(__file__).parent
+    template = (folder / "style.qss").read_text(encoding="utf-8")
+    return Template(template).substitute(asdict(theme), folder=folder.as_posix())

@@ -27,7 +27,7 @@ class View(QWidget):
     def refresh_if_changed(self) -> bool:
         """Refresh the view if a model has changed and someone can see it; whether it was refreshed."""
         revisions = tuple(model.revision for model in self._models)
-        if revisions == self._drawn or not self.isVisible():
+        if revisions == self._drawn or not self.can_be_seen:
             return False
         now = time.monotonic()
         if now - self._drawn_at < self.min_interval_s:
@@ -35,6 +35,11 @@ class View(QWidget):
         self._drawn, self._drawn_at = revisions, now
         self.refresh()
         return True
+
+    @property
+    def can_be_seen(self) -> bool:
+        """Whether the view has a place in the window."""
+        return self.isVisible()
 
     @property
     def is_outdated(self) -> bool:
@@ -68,7 +73,7 @@ class Rotation:
     @property
     def is_idle(self) -> bool:
         """Whether every view that can be seen shows what its models hold."""
-        return not any(view.isVisible() and view.is_outdated for view in self._views)
+        return not any(view.can_be_seen and view.is_outdated for view in self._views)
 
     def tick(self, on_error: Callable[[str], None]) -> None:
         """Refresh the next view that needs it."""

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 )
 
 from palaestra.errors import ConfigError
+from palaestra.studio.feed import PlayFrame
 from palaestra.studio.model.commands import Command, Commands
 from palaestra.studio.qt.bridge import Bridge
 from palaestra.studio.qt.docks.session_dock import SessionDock
@@ -29,7 +30,7 @@ from palaestra.studio.qt.docks.telemetry_dock import TelemetryDock
 from palaestra.studio.qt.docks.train_panel import TrainPanel
 from palaestra.studio.qt.docks.trained_panel import TrainedPanel
 from palaestra.studio.qt.icons import icon
-from palaestra.studio.qt.overlays import CommandPalette, NoticeList, ShortcutOverlay
+from palaestra.studio.qt.overlays import CommandPalette, NoticeHistory, NoticeList, ShortcutOverlay
 from palaestra.studio.qt.pages.episodes_page import EpisodesPage
 from palaestra.studio.qt.pages.play_page import PlayPage
 from palaestra.studio.qt.pages.runs_page import RunsPage
@@ -67,6 +68,7 @@ class StudioWindow(QMainWindow):
         self.commands = Commands()
         self._rotation = Rotation()
         self._opener: Callable[[], None] | None = None
+        self._frame: PlayFrame | None = None
         self._busy_at = time.monotonic()
         self._add_commands()
         self._build()
@@ -102,6 +104,7 @@ class StudioWindow(QMainWindow):
         self._build_bar()
         self.palette_overlay = CommandPalette(self.commands, theme, self)
         self.shortcut_overlay = ShortcutOverlay(self.commands, theme, self)
+        self.notice_history = NoticeHistory(studio, theme, self)
         first = "welcome" if studio.first_steps.is_needed else "play"
         self.show_page(studio.settings.get("page", first))
 
@@ -256,10 +259,14 @@ class StudioWindow(QMainWindow):
         application = QApplication.instance()
         assert isinstance(application, QApplication)
         apply_theme(application, self.theme)
-        for part in (self._bar, self._left, self._right, self.notice_list, self.palette_overlay, self.shortcut_overlay):
+        overlays = (self.notice_list, self.palette_overlay, self.shortcut_overlay, self.notice_history)
+        for part in (self._bar, self._left, self._right, *overlays):
             part.setParent(None)
             part.deleteLater()
         self._build()
+        if self._frame is not None and self._frame.play_id == self.studio.session.play.play_id:
+            self.play_page.show_frame(self._frame.picture, self._frame.report)
+        self._busy_at = time.monotonic()
 
     # ------------------------------------------------------------------ commands
 
@@ -293,6 +300,7 @@ class StudioWindow(QMainWindow):
             Command("mode.agent", "Agent", "Mode", lambda: studio.session.set_mode("agent"), "Ctrl+Alt+3"),
             Command("view.palette", "Find a command", "View", lambda: self.palette_overlay.open(), "Ctrl+K"),
             Command("view.shortcuts", "Shortcuts", "View", lambda: self.shortcut_overlay.open(), "?"),
+            Command("view.notices", "Past notices", "View", lambda: self.notice_history.open(), "Ctrl+Shift+N"),
             Command("view.left", "Session panel", "View", lambda: self._toggle(self._left), "Ctrl+B"),
             Command("view.right", "Run panel", "View", lambda: self._toggle(self._right), "Ctrl+J"),
             Command("page.play", "Play", "Page", lambda: self.show_page("play"), "Ctrl+1"),
@@ -327,6 +335,7 @@ class StudioWindow(QMainWindow):
         self.studio.feed.drain()
         frame = self.studio.feed.take_frame()
         if frame is not None and frame.play_id == self.studio.session.play.play_id:
+            self._frame = frame
             self.play_page.show_frame(frame.picture, frame.report)
 
     def _tick(self) -> None:

@@ -42,6 +42,8 @@ from palaestra.studio.studio import Studio
 
 _MAX_BLOCKS = 5000
 _PROGRESS_STEPS = 1000
+_NO_REASON = "done"
+"""What a run says that has reached its last step, which the phase says already."""
 
 
 def open_url(url: str) -> None:
@@ -85,6 +87,7 @@ class RunHeader(View):
         """Show the run."""
         record = self.studio.browser.runs.current_record
         self.setVisible(record is not None)
+        self._stop.set_subject("" if record is None else record.run_id)
         if record is None:
             return
         self._name.set_text(record.name or record.run_id)
@@ -94,7 +97,7 @@ class RunHeader(View):
         self._progress.setVisible(share is not None and not record.phase.has_ended)
         self._progress.setValue(round(_PROGRESS_STEPS * (share or 0.0)))
         self._reason.setText(record.reason)
-        self._reason.setVisible(bool(record.reason))
+        self._reason.setVisible(record.reason not in ("", _NO_REASON))
         self._alarms.setText("\n".join(alarm.text for alarm in record.alarms))
         self._alarms.setVisible(bool(record.alarms))
         self._stop.setVisible(not record.phase.has_ended and record.supervised)

@@ -58,6 +58,7 @@ class TrainPanel(View):
 
     def refresh(self) -> None:
         """Show the choices and whether Launch is possible."""
+        self.studio.training.read_details()
         launch = self.studio.training.launch
         scripts = launch.available_scripts()
         if [self.script.itemData(i) for i in range(self.script.count())] != [one.name for one in scripts]:

@@ -30,7 +30,7 @@ from palaestra.studio.qt.view import View
 from palaestra.studio.studio import Studio
 
 _TONES = {"verified": "success", "unchecked": "muted", "damaged": "danger"}
-_MAX_CARDS = 8
+_MAX_GROUPS, _MAX_CARDS = 6, 8
 """Cards of one group; a search finds the others."""
 
 
@@ -82,12 +82,17 @@ class TrainedPanel(View):
             return
         self._built = wanted
         clear_layout(self._groups)
-        for group in groups:
+        for index, group in enumerate(groups):
+            if index == _MAX_GROUPS:
+                hidden = sum(len(one.cards) for one in groups[index:])
+                self._groups.addWidget(label(f"{hidden} of other environments: search for them", "muted"))
+                break
             self._groups.addWidget(Elided(f"{group.env_id or 'unknown environment'} · {group.agent_id}", "caption"))
             self._add_cards(group)
 
     def _add_cards(self, group: CheckpointGroup) -> None:
         for card in group.cards[:_MAX_CARDS]:
+            self.studio.library.read_curve(card.record.run_id)
             self._groups.addWidget(self._card(card))
         hidden = len(group.cards) - _MAX_CARDS
         if hidden > 0:

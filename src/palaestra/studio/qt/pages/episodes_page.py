@@ -18,6 +18,7 @@ from palaestra.studio.qt.parts import (
     EmptyState,
     SearchField,
     Sparkline,
+    add_step_keys,
     column,
     frame,
     icon_button,
@@ -42,6 +43,7 @@ class EpisodesPage(View):
         self._search.textChanged.connect(studio.episodes.episodes.set_search)
         self.list = QListWidget()
         self.list.setAccessibleName("Recorded episodes")
+        self.list.setProperty("role", "entries")
         self.list.currentItemChanged.connect(lambda item, _: self._open(item))
         self._empty = EmptyState(
             theme, "film", "No recorded episodes", "Play something: every episode is recorded unless you switch it off."
@@ -58,6 +60,8 @@ class EpisodesPage(View):
         splitter.setChildrenCollapsible(False)
         self.setLayout(column(splitter))
         rotation.add(self.player)
+        replay = studio.episodes.replay
+        add_step_keys(self, lambda by: replay.seek(replay.position + by))
         self.refresh()
 
     def refresh(self) -> None:
@@ -106,7 +110,7 @@ class ReplayPlayer(View):
         self.scrubber.valueChanged.connect(replay.seek)
         self._play = icon_button(theme, "play", replay.toggle, tip="Play or pause the replay")
         self._back = icon_button(theme, "reset", lambda: replay.seek(0), tip="To the beginning")
-        self._next = icon_button(theme, "step", lambda: replay.seek(replay.position + 1), tip="Next step")
+        self._next = icon_button(theme, "step", lambda: replay.seek(replay.position + 1), tip="Next step (→)")
         self._speed = QComboBox()
         self._speed.setAccessibleName("Speed of the replay")
         for speed in SPEEDS:
@@ -117,10 +121,13 @@ class ReplayPlayer(View):
         self._delete = ConfirmButton("Delete", "Really delete?")
         self._delete.confirmed.connect(self._delete_episode)
         self._last_tick = time.monotonic()
+        head = row(self._title, self._facts, self._export, self._delete, margins=(14, 8, 12, 8))
+        head.setStretch(0, 1)
+        head.setStretch(1, 2)
         self._player = QWidget()
         self._player.setLayout(
             column(
-                frame(row(self._title, self._facts, self._export, self._delete, margins=(14, 8, 12, 8)), "bar"),
+                frame(head, "bar"),
                 self.picture,
                 frame(
                     column(
@@ -154,6 +161,7 @@ class ReplayPlayer(View):
         record = replay.record
         self._empty.setVisible(record is None)
         self._player.setVisible(record is not None)
+        self._delete.set_subject("" if record is None else record.episode_id)
         if record is None:
             return
         self._title.set_text(record.env_id or record.episode_id)

@@ -30,6 +30,8 @@ from palaestra.studio.studio import Studio
 
 _COLUMNS = ("step", "actor", "action", "reward", "return", "policy")
 _MAX_ROWS = 200
+_MIN_HEIGHT = 30
+"""A table of steps below this height is collapsed."""
 _SLIDER_STEPS = 200
 _WAITING = {
     "move": "Your move",
@@ -106,7 +108,9 @@ class PlayPage(View):
             self._empty.text.setText("Choose an environment on the left and press Play (F5).")
         self.picture.show_message(self._message(state))
         self._name.set_text(state.environment.env_id if state is not None else self.studio.session.environments.chosen)
-        self._instruction.set_text(state.environment.instruction if state is not None else "")
+        instruction = state.environment.instruction if state is not None else ""
+        self._instruction.set_text(instruction)
+        self._instruction.setVisible(bool(instruction))
         self._show_badges(state)
 
     def _message(self, state: PlayState | None) -> str:
@@ -201,7 +205,7 @@ class PlayBar(View):
         self._speed = label("1×")
         self._speed.setMinimumWidth(44)
         self._speed.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self._hand_over = push_button("Take over", studio.session.hand_over, tip="Hand control over (H)")
+        self._hand_over = push_button("Take over", studio.session.hand_over, tip="Hand control over (Ctrl+H)")
         self._recording = icon_button(theme, "record", studio.session.toggle_recording, tip="Record episodes")
         self._recording.setCheckable(True)
         self._seed = label("", "muted")
@@ -347,11 +351,13 @@ class StepTable(View):
         """The table can be collapsed."""
         return QSize(0, 0)
 
+    @property
+    def can_be_seen(self) -> bool:
+        """Whether the table is not collapsed."""
+        return self.isVisible() and self.height() >= _MIN_HEIGHT
+
     def refresh(self) -> None:
         """Add the new steps on top."""
-        if self.height() < 30:
-            self._drawn = ()
-            return
         steps = self.studio.session.play.steps
         new: list[StepReport] = []
         for report in reversed(steps):

@@ -25,6 +25,7 @@ from palaestra.studio.qt.parts import (
     EmptyState,
     FlowLayout,
     SearchField,
+    add_step_keys,
     clear_layout,
     column,
     frame,
@@ -102,6 +103,7 @@ class TrajectoriesPage(View):
         self._search.textChanged.connect(browser.model.set_search)
         self.list = QListWidget()
         self.list.setAccessibleName("Episodes")
+        self.list.setProperty("role", "entries")
         self.list.currentItemChanged.connect(lambda item, _: self._open(item))
         refresh = icon_button(theme, "refresh", browser.refresh, tip="Read the list again")
         self._empty = EmptyState(theme, "screen", "No episodes", "")
@@ -117,6 +119,7 @@ class TrajectoriesPage(View):
         splitter.setChildrenCollapsible(False)
         self.setLayout(column(splitter))
         rotation.add(self.viewer)
+        add_step_keys(self, lambda by: browser.model.seek(browser.model.turn + by))
 
     def refresh(self) -> None:
         """Show the list of the current run."""

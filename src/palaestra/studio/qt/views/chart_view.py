@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PySide6.QtCore import QPointF, Qt
+from PySide6.QtCore import QBuffer, QByteArray, QIODevice, QPointF, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
     QCheckBox,
@@ -24,7 +24,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from palaestra.studio.model.chart import ChartLine, Floats, thin_line
+from palaestra.studio.model.chart import ChartLine, Floats, short_number, thin_line
 from palaestra.studio.qt.parts import (
     Elided,
     EmptyState,
@@ -62,6 +62,18 @@ def load_pyqtgraph() -> Any:
     return pyqtgraph
 
 
+def shorten_numbers(axis: pyqtgraph.AxisItem) -> None:
+    """Let an axis write 200000 as 200k."""
+    write = axis.tickStrings
+
+    def write_short(values: list[float], scale: float, spacing: float) -> list[str]:
+        if axis.logMode or not values or max(map(abs, values)) < 10_000:
+            return write(values, scale, spacing)  # type: ignore[no-any-return]
+        return [short_number(value) for value in values]
+
+    axis.tickStrings = write_short
+
+
 class ChartView(View):
     """One metric of the chosen runs."""
 
@@ -82,6 +94,7 @@ class ChartView(View):
             self._title,
             self._value,
             icon_button(theme, "download", self.export_csv, tip=f"Save {metric} as CSV"),
+            icon_button(theme, "screen", self.export_png, tip=f"Save {metric} as a picture"),
             icon_button(theme, "close", lambda: studio.browser.details.remove_chart(metric), tip=f"Hide {metric}"),
             spacing=6,
             margins=(10, 4, 4, 0),
@@ -100,6 +113,7 @@ class ChartView(View):
             axis = item.getAxis(name)
             axis.setPen(self.theme.border)
             axis.setTextPen(self.theme.muted)
+            shorten_numbers(axis)
             # Smaller ticks would take a third of the time of a paint.
             axis.setStyle(maxTickLevel=0)
         item.getAxis("left").setWidth(52)
@@ -190,7 +204,9 @@ class ChartView(View):
         if line.key not in self._bands:
             fill = QColor(colour)
             fill.setAlpha(_BAND_ALPHA)
-            low, high = self.plot.plot(pen=None), self.plot.plot(pen=None)
+            # A pen that draws nothing: without any pen an item keeps no path, and nothing would be filled.
+            invisible = self._library.mkPen(None)
+            low, high = self.plot.plot(pen=invisible), self.plot.plot(pen=invisible)
             band = self._library.FillBetweenItem(low, high, brush=fill)
             self.plot.addItem(band)
             self._bands[line.key] = (low, high, band)
@@ -249,22 +265,25 @@ class ChartView(View):
         writer = csv.writer(text)
         writer.writerow(("run", self.studio.browser.charts.options.x_axis, self.name))
         writer.writerows(self.studio.browser.charts.table(self.name))
-        self._write(path, text.getvalue().encode())
+        self._write(path, text.getvalue().encode(), "points are")
 
     def save_png(self, path: Path) -> None:
         """Save the picture of the chart."""
         exporter = self._library.exporters.ImageExporter(self.plot.getPlotItem())
         exporter.parameters()["width"] = 1200
-        exporter.export(str(path))
-        self.studio.notices.add("success", f"The chart is in {path}.")
+        data = QByteArray()
+        buffer = QBuffer(data)
+        buffer.open(QIODevice.OpenModeFlag.WriteOnly)
+        exporter.export(toBytes=True).save(buffer, "PNG")
+        self._write(path, bytes(data.data()), "chart is")
 
-    def _write(self, path: Path, data: bytes) -> None:
+    def _write(self, path: Path, data: bytes, what: str) -> None:
         try:
             path.write_bytes(data)
         except OSError as error:
             self.studio.notices.add("error", f"{path} cannot be written ({error.strerror}).")
         else:
-            self.studio.notices.add("success", f"The points are in {path}.")
+            self.studio.notices.add("success", f"The {what} in {path}.")
 
     def _ask_for_file(self, kind: str, suffix: str, save: object) -> None:
         dialog = QFileDialog(self, f"Save {self.name}", f"{self.name.replace('/', '_')}.{suffix}", kind)

@@ -26,6 +26,7 @@ class FieldEditor(QWidget):
         tip = "\n".join(part for part in (field.path, field.description, field.range_text) if part)
         title.setToolTip(tip)
         unit = label(field.unit, "muted")
+        unit.setVisible(bool(field.unit))
         self._problem = label("", "danger", wrap=True)
         self.input: QComboBox | QLineEdit
         if field.kind in ("flag", "choice"):

@@ -133,7 +133,9 @@ class RenderView(QWidget):
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Report a key, unless it repeats or belongs to the window."""
         name = key_name(event)
-        if name and not event.isAutoRepeat():
+        if event.key() == Qt.Key.Key_Escape:
+            self.clearFocus()
+        elif name and not event.isAutoRepeat():
             self.key_pressed.emit(name, event.text(), modifier_names(event))
         else:
             super().keyPressEvent(event)

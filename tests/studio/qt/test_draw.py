@@ -1,0 +1,77 @@
+"""What is drawn: pages as pictures, small worlds as cells, and the screen of a task with its pointer."""
+
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtGui import QColor, QImage
+
+from palaestra.errors import ConfigError
+from palaestra.studio.qt.application import take_screenshot
+from palaestra.studio.qt.theme import DARK
+from palaestra.studio.qt.views.render_view import RenderView
+
+
+@pytest.mark.parametrize(("page", "theme"), [("runs", "light"), ("shortcuts", "dark"), ("trained", "dark")])
+def test_a_page_is_drawn_into_a_file(qtbot, client, tmp_path, page, theme):
+    path = tmp_path / "page.png"
+    take_screenshot(client, path, page, theme)
+    picture = QImage(str(path))
+    assert (picture.width(), picture.height()) == (1440, 900)
+    colours = {picture.pixelColor(x, y).name() for x in range(0, 1440, 40) for y in range(0, 900, 40)}
+    assert len(colours) > 3
+
+
+def test_a_page_that_does_not_exist_and_a_file_that_cannot_be_written_are_refused(qtbot, client, tmp_path):
+    with pytest.raises(ConfigError, match="There are welcome, play, runs"):
+        take_screenshot(client, tmp_path / "page.png", "nowhere", "dark")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        take_screenshot(client, tmp_path / "absent" / "page.png", "welcome", "dark")
+
+
+@pytest.mark.parametrize("env_id", ["FrozenLake-v1", "CliffWalking-v1", "Taxi-v4"])
+def test_a_small_world_is_drawn_as_cells_of_different_colours(open_window, env_id):
+    driver = open_window()
+    driver.studio.session.choose_environment(env_id)
+    driver.studio.session.set_mode("human")
+    driver.window.show_page("play")
+    driver.studio.session.start()
+    picture = driver.window.play_page.picture
+    driver.wait(lambda: picture._cells is not None)
+    image = picture.grab().toImage()
+    colours = {image.pixelColor(x, y).name() for x in range(0, image.width(), 8) for y in range(0, image.height(), 8)}
+    assert len(colours) >= 3
+
+
+@pytest.fixture
+def view(qtbot):
+    """A screen of 100 by 50 pixels, shown larger."""
+    view = RenderView(DARK)
+    qtbot.addWidget(view)
+    view.resize(400, 300)
+    image = QImage(100, 50, QImage.Format.Format_RGB32)
+    image.fill(QColor("white"))
+    view.show_frame(image)
+    view.show()
+    return view
+
+
+def test_a_click_is_reported_in_the_pixels_of_the_screen(qtbot, view):
+    centre = view.rect().center()
+    with qtbot.waitSignal(view.clicked) as clicked:
+        qtbot.mouseClick(view, Qt.MouseButton.LeftButton, pos=centre)
+    x, y, button, times = clicked.args
+    assert (abs(x - 50) <= 1, abs(y - 25) <= 1, button, times) == (True, True, "left", 1)
+
+
+def test_a_click_beside_the_screen_is_not_reported(qtbot, view):
+    with qtbot.assertNotEmitted(view.clicked):
+        qtbot.mouseClick(view, Qt.MouseButton.LeftButton, pos=QPoint(200, 2))
+
+
+def test_a_drag_is_reported_with_both_ends(qtbot, view):
+    centre = view.rect().center()
+    with qtbot.waitSignal(view.dragged) as dragged:
+        qtbot.mousePress(view, Qt.MouseButton.LeftButton, pos=centre)
+        qtbot.mouseRelease(view, Qt.MouseButton.LeftButton, pos=centre + QPoint(80, 0))
+    first_x, first_y, last_x, last_y = dragged.args
+    assert last_x - first_x > 10
+    assert first_y == last_y
