@@ -4,7 +4,7 @@ import json
 import sys
 
 import pytest
-from PySide6.QtWidgets import QLineEdit
+from PySide6.QtWidgets import QLineEdit, QToolButton
 
 from palaestra.runs.phase import Phase
 from palaestra.runs.spec import RunSpec
@@ -48,6 +48,17 @@ def test_training_controls_are_hidden_until_an_agent_acts(driver):
     driver.wait(lambda: driver.window.train_panel.isHidden() and driver.window.session_dock.purpose.isHidden())
     driver.studio.session.set_mode("hybrid")
     driver.wait(lambda: not driver.window.train_panel.isHidden())
+
+
+def test_the_editors_of_a_closed_group_are_made_when_it_is_opened(driver):
+    form = driver.window.train_panel.form
+    groups = driver.studio.training.launch.form.groups("")
+    name, fields = next((name, fields) for name, fields in groups.items() if fields[0].path in form._unfilled)
+    head = next(one for one in form.findChildren(QToolButton) if one.accessibleName() == f"Group {name}")
+    made = len(form._editors)
+    driver.click(head)
+    assert len(form._editors) == made + len(fields)
+    assert form.editor(fields[0].path).isVisibleTo(form)
 
 
 def test_the_catalogue_lists_every_runner_with_its_readiness(driver):
