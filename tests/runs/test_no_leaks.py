@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+from pathlib import Path
 
 import pytest
 from tests.runs.supervisors import echo, run_supervisor, wait_for_phase
@@ -12,6 +13,8 @@ from palaestra.runs.phase import Phase
 
 
 def _cycles(home, count):
+    own = list_descendants(os.getpid())  # of other tests
+
     async def body():
         async with run_supervisor(home) as supervisor:
             await _cycle(supervisor)
@@ -23,7 +26,7 @@ def _cycles(home, count):
 
     before, after = asyncio.run(body())
     assert after == before
-    assert not list_descendants(os.getpid())
+    assert _describe(list_descendants(os.getpid()) - own) == []
     assert not list(home.runs.glob("*/attempt_*/tmp"))
     assert not list(home.runs.rglob(".*.tmp"))
     assert not [path for path in home.runs.iterdir() if path.name.startswith(".")]
@@ -41,6 +44,10 @@ def _held():
     # The default executor keeps its threads; how many it has started by now is its own business.
     threads = sorted(t.name for t in threading.enumerate() if not t.name.startswith("asyncio_"))
     return kinds, threads
+
+
+def _describe(pids):
+    return [Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ") for pid in sorted(pids)]
 
 
 def _open(name):
