@@ -158,14 +158,20 @@ def take_all(service: TrainerService, only: str, process: subprocess.Popen[bytes
         window.studio.browser.charts.set_options(grouped=True)
 
     photographer.take("compare", compare, "runs")
-    photographer.take("replay", lambda window: window.open_page("episodes"), "episodes")
+
+    def replay(window: StudioWindow) -> None:
+        window.open_page("episodes")
+        wait_for(lambda: window.is_settled() and window.studio.episodes.replay.record is not None)
+        window.studio.episodes.replay.seek(250)
+
+    photographer.take("replay", replay, "episodes")
     failed = service.submit(RunSpec(runner="echo", name="diverges", config={"steps": 400, "then": "traceback"}))
     service.wait(failed.run_id, timeout_s=60)
     photographer.take("failed", lambda window: window.studio.browser.show(failed.run_id), "runs")
-    running = service.submit(
-        RunSpec(env_id="LunarLander-v3", name="lander", seed=1, config=starting_point("palaestra", "LunarLander-v3"))
-    )
-    wait_for(lambda: len(service.metric_series(running.run_id, ["episode_return"]).get("episode_return", ())) > 40)
+    lander = starting_point("palaestra", "LunarLander-v3")
+    lander = {**lander, "trainer": {**lander["trainer"], "total_timesteps": 50_000_000}}
+    running = service.submit(RunSpec(env_id="LunarLander-v3", name="lander", seed=1, config=lander))
+    wait_for(lambda: (service.run(running.run_id).env_step or 0) > 100_000)
     photographer.take("running", lambda window: window.studio.browser.show(running.run_id), "runs")
     service.stop_run(running.run_id)
     service.wait(running.run_id, timeout_s=60)

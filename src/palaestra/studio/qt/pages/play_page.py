@@ -135,18 +135,11 @@ class PlayPage(View):
         self._instruction = Elided("", "muted")
         self._actor, self._policy = Badge(self.theme), Badge(self.theme)
         self._numbers = label("", "muted")
-        return frame(
-            row(
-                self._name,
-                self._instruction,
-                self._policy,
-                self._actor,
-                self._numbers,
-                spacing=10,
-                margins=(14, 8, 14, 8),
-            ),
-            "bar",
-        )
+        parts = (self._name, self._instruction, self._policy, self._actor, self._numbers)
+        head = row(*parts, spacing=10, margins=(14, 8, 14, 8))
+        head.setStretch(0, 1)
+        head.setStretch(1, 2)
+        return frame(head, "bar")
 
     def _show_badges(self, state: PlayState | None) -> None:
         last = self.studio.session.play.last_step
