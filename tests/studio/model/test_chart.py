@@ -142,6 +142,17 @@ def test_thinning_keeps_the_first_the_last_the_lowest_the_highest_and_the_order(
     assert (np.nanmin(kept), np.nanmax(kept)) == (np.nanmin(values), np.nanmax(values))
 
 
+def test_a_curve_that_grows_live_is_drawn_as_finely_at_its_beginning_as_at_its_end():
+    curve = Curve()
+    for start in range(0, 100_000, 500):
+        curve.append([MetricPoint(step, math.sin(step), float(step)) for step in range(start, start + 500)])
+        curve.arrays()
+    steps = curve.arrays()[0]
+
+    counts = np.histogram(steps, bins=4, range=(0, 80_000))[0]
+    assert counts.min() > 0.8 * counts.max()
+
+
 def test_a_curve_that_grows_live_stays_bounded_and_keeps_a_spike_of_its_beginning():
     curve = Curve()
     for start in range(0, 100_000, 500):

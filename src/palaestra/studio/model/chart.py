@@ -309,10 +309,21 @@ def thin_line(x: Floats, y: Floats, stretches: int) -> tuple[Floats, Floats]:
 
 
 def _thin(points: _Points) -> _Points:
-    """At most half of `MAX_POINTS` points if there are more than `MAX_POINTS`."""
+    """About half of `MAX_POINTS` points if there are more than `MAX_POINTS`: the extremes of equal ranges of steps.
+
+    Ranges of steps and not of points, because the beginning of a growing curve was thinned before and its end was not.
+    """
     if len(points) <= MAX_POINTS:
         return points
-    thinned: _Points = points[_find_extremes(points[:, 1], MAX_POINTS // 4)]
+    steps, values = points[:, 0], points[:, 1]
+    count = MAX_POINTS // 4
+    share = (steps - steps[0]) / ((steps[-1] - steps[0]) or 1.0)
+    group = np.minimum((share * count).astype(int), count - 1)
+    ends = np.flatnonzero(np.diff(group, append=count))
+    starts = np.append(0, ends[:-1] + 1)
+    lowest = np.lexsort((np.where(np.isnan(values), np.inf, values), group))[starts]
+    highest = np.lexsort((np.where(np.isnan(values), -np.inf, values), group))[ends]
+    thinned: _Points = points[np.unique(np.concatenate([[0, len(points) - 1], lowest, highest]))]
     return thinned
 
 
