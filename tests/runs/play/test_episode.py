@@ -1,5 +1,6 @@
 """Recorded episodes: every step is kept through a kill, and a changed byte is found before anything learns from it."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -196,3 +197,101 @@ def test_a_copied_episode_has_the_name_of_its_directory(home):
     shutil.copytree(home.episodes / "cartpole-1", home.episodes / "copy-1")
 
     assert sorted(one.episode_id for one in list_episodes(home)) == ["cartpole-1", "copy-1"]
+
+
+DEEP = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"started": 1e300},
+        {"started": -1.0},
+        {"ended": float("nan")},
+        {"mode": "x"},
+        {"policy": None},
+        {"policy": 5},
+        {"outcome": 7},
+        {"bytes": 10**400},
+        {"bytes": True},
+        {"fps": 0},
+        {"parameters": []},
+        {"play_id": ["p"]},
+        {"sha256": [1]},
+    ],
+    ids=str,
+)
+def test_a_record_with_a_wrong_value_is_listed_with_its_problem_beside_the_others(home, damage):
+    for name in ("cartpole-1", "cartpole-2"):
+        write_episode(home, name).finish("terminated", 12.0)
+    path = home.episodes / "cartpole-1" / "episode.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | damage))
+
+    problems = {record.episode_id: record.problem for record in list_episodes(home)}
+
+    assert not problems["cartpole-2"]
+    assert next(iter(damage)) in problems["cartpole-1"] or "sha256" in damage
+
+
+def test_a_record_that_is_nested_too_deeply_is_listed_with_its_problem(home):
+    write_episode(home).finish("terminated", 12.0)
+    (home.episodes / "cartpole-1" / "episode.json").write_text(DEEP)
+
+    assert list_episodes(home)[0].problem
+
+
+@pytest.mark.parametrize("pid", [1e300, float("inf"), 10**4000, "x"], ids=lambda pid: str(pid)[:10])
+def test_an_unfinished_record_whose_writer_is_no_process_is_interrupted(home, pid):
+    write_episode(home).close()
+    path = home.episodes / "cartpole-1" / "episode.json"
+    document = json.loads(path.read_text())
+    document["writer"]["pid"] = pid
+    path.write_text(json.dumps(document))
+
+    assert open_episode(home, "cartpole-1").record.outcome == "interrupted"
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"outputs": [1]},
+        {"actor": ["a"]},
+        {"reward": "much"},
+        {"step": 10**400},
+        {"time": 1e300},
+        {"picture": [1]},
+        {"picture": [-1, 3]},
+        {"picture": [10**30, 3]},
+    ],
+    ids=str,
+)
+def test_a_step_with_a_wrong_value_is_named(home, damage):
+    write_episode(home).finish("terminated", 12.0)
+    path = home.episodes / "cartpole-1" / "steps.jsonl"
+    first, *others = path.read_text().splitlines(keepends=True)
+    path.write_text(json.dumps(json.loads(first) | damage) + "\n" + "".join(others))
+
+    with pytest.raises(ConfigError, match=r"line 1 of steps\.jsonl"):
+        open_episode(home, "cartpole-1").steps()
+
+
+def test_a_step_that_is_nested_too_deeply_is_named(home):
+    write_episode(home).finish("terminated", 12.0)
+    (home.episodes / "cartpole-1" / "steps.jsonl").write_text(f"{DEEP}\n")
+
+    with pytest.raises(ConfigError, match=r"line 1 of steps\.jsonl"):
+        open_episode(home, "cartpole-1").steps()
+
+
+@pytest.mark.parametrize(
+    "change", [{"dtype": "O"}, {"dtype": "(("}, {"shape": [0]}, {"shape": ["a"]}, {"shape": 10**30}], ids=str
+)
+def test_arrays_that_are_described_wrongly_are_refused_as_a_demonstration(home, change):
+    write_episode(home).finish("terminated", 12.0)
+    path = home.episodes / "cartpole-1" / "episode.json"
+    document = json.loads(path.read_text())
+    document["arrays"][0] |= change
+    path.write_text(json.dumps(document))
+
+    with pytest.raises(ConfigError, match="does not describe the observations"):
+        open_episode(home, "cartpole-1").demonstration()

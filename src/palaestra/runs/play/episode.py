@@ -13,6 +13,7 @@ keeps every step that was written.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import json
@@ -22,7 +23,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,10 +39,15 @@ from palaestra.strict_json import dump_json
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from pydantic import TypeAdapter
 
+_T = TypeVar("_T")
 _EPISODE, _STEPS, _PICTURES, _OBSERVATIONS = "episode.json", "steps.jsonl", "pictures.bin", "observations.bin"
 _VIDEO = "episode.webm"
 _MAX_VIDEO_FPS = 60.0
+_MAX_INTEGER = 2**63 - 1
+_MAX_TIME = 253_402_300_799
+"""Unix time of the last second of the year 9999, which is the last that `datetime` can show."""
 _PICTURE_STARTS = {b"\xff\xd8\xff": "image/jpeg", b"\x89PNG": "image/png"}
 
 
@@ -153,20 +159,20 @@ class EpisodeReader:
     """Reads one recorded episode. `ConfigError` when it is damaged."""
 
     def __init__(self, directory: Path) -> None:
-        document = read_json(directory / _EPISODE)
+        self.directory = directory
+        try:
+            document = read_json(directory / _EPISODE)
+        except RecursionError:
+            document = None
         if document is None or document.get("schema") != 1:
             raise _damage(directory, f"{_EPISODE} cannot be read")
-        self.directory = directory
         try:
             self._arrays: list[JsonObject] = list(document.get("arrays") or [])
             self._sha256: JsonObject = dict(document.get("sha256") or {})
             # A copied directory has a new name.
-            record = from_json(EpisodeRecord, document | {"episode_id": directory.name})
-        except (TypeError, ValueError) as error:
-            raise _damage(directory, f"{_EPISODE} is incomplete ({error})") from None
-        numbers = (record.started, record.ended or 0, record.fps, record.steps, record.episode_return, record.bytes)
-        if not all(isinstance(number, int | float) for number in numbers) or not isinstance(record.env_id, str):
-            raise _damage(directory, f"{_EPISODE} holds wrong values")
+            record = _read_checked(EpisodeRecord, json.dumps(document | {"episode_id": directory.name}))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise _damage(directory, f"{_EPISODE} is incomplete or holds wrong values ({error})") from None
         self.record = self._recover(record, document.get("writer"))
 
     def steps(self, first: int = 0, count: int | None = None) -> list[RecordedStep]:
@@ -197,7 +203,9 @@ class EpisodeReader:
             raise ConfigError("episode", self.directory.name, "holds no observations", "Use its pictures instead")
         try:
             kinds = np.dtype([(str(a["name"]) or "f0", str(a["dtype"]), tuple(a["shape"])) for a in self._arrays])
-        except (TypeError, ValueError, KeyError):
+            if kinds.hasobject or kinds.itemsize == 0:
+                raise ValueError("rows that cannot be stored")
+        except (TypeError, ValueError, KeyError, OverflowError, SyntaxError):
             raise _damage(self.directory, f"{_EPISODE} does not describe the observations") from None
         rows = np.fromfile(self.directory / _OBSERVATIONS, kinds)
         if len(rows) < len(steps):
@@ -217,13 +225,13 @@ class EpisodeReader:
         """Compare every byte with the hashes; `ConfigError` if the episode is unfinished or damaged."""
         if not self._sha256:
             raise ConfigError("episode", self.directory.name, f"is {self.record.outcome}: it was never finished")
-        for name, expected in self._sha256.items():
+        for name in (_STEPS, _PICTURES, _OBSERVATIONS):
             try:
                 with open(self.directory / name, "rb") as file:
                     digest = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 raise _damage(self.directory, f"{name} cannot be read ({error.strerror})") from None
-            if digest != expected:
+            if digest != self._sha256.get(name):
                 raise _damage(self.directory, f"{name} was changed after it was recorded")
 
     def _iterate_steps(self) -> Iterator[RecordedStep]:
@@ -234,11 +242,9 @@ class EpisodeReader:
         # The last part is empty, or a line that a killed process left incomplete.
         for number, line in enumerate(lines[:-1]):
             try:
-                data = json.loads(line)
-                place = data.pop("picture")
-                report = from_json(StepReport, data)
-                picture = None if place is None else (int(place[0]), int(place[1]))
-            except (ValueError, TypeError, KeyError, AttributeError, IndexError):
+                report = _read_checked(StepReport, line)
+                picture = _read_place(json.loads(line)["picture"])
+            except (ValueError, TypeError, KeyError, RecursionError):
                 raise _damage(self.directory, f"line {number + 1} of {_STEPS} cannot be read") from None
             yield RecordedStep(report, picture)
 
@@ -246,8 +252,12 @@ class EpisodeReader:
         """Complete the record of an episode that is still being played or was interrupted."""
         if record.ended is not None:
             return record
-        identity = ProcessIdentity.from_json(writer)
-        outcome: Outcome = "playing" if identity is not None and identity.is_alive() else "interrupted"
+        try:
+            identity = ProcessIdentity.from_json(writer)
+            is_alive = identity is not None and identity.is_alive()
+        except (OverflowError, OSError):  # a number that is no pid
+            is_alive = False
+        outcome: Outcome = "playing" if is_alive else "interrupted"
         reports = [step.report for step in self._iterate_steps()]
         last = reports[-1] if reports else None
         return replace(
@@ -364,6 +374,45 @@ def _read_record(directory: Path) -> EpisodeRecord:
     except ConfigError as error:
         record = EpisodeRecord(episode_id=directory.name, play_id="", env_id="", kind="gymnasium")
         return replace(record, outcome="interrupted", problem=error.reason)
+
+
+@functools.cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter  # commands that read no episode start faster without it
+
+    return TypeAdapter(kind)
+
+
+def _read_checked(kind: type[_T], text: str | bytes) -> _T:
+    """A record or step from its JSON, after checking every type and range; `ValueError` if one is wrong."""
+    from pydantic import ValidationError
+
+    try:
+        _adapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise ValueError(f"{place}: {first['msg']}" if place else first["msg"]) from None
+    document = json.loads(text)
+    for name, value in document.items():
+        if isinstance(value, int) and not -_MAX_INTEGER <= value <= _MAX_INTEGER:
+            raise ValueError(f"{name}: a number beyond 64 bits")
+    for name in ("started", "ended", "time"):
+        if not 0 <= (document.get(name) or 0) <= _MAX_TIME:
+            raise ValueError(f"{name}: not a time")
+    if not 0 < document.get("fps", 1) < math.inf:
+        raise ValueError("fps: must be positive and finite")
+    return from_json(kind, document)
+
+
+def _read_place(place: Any) -> tuple[int, int] | None:
+    """Offset and length of a picture; `ValueError` if they are not two numbers."""
+    if place is None:
+        return None
+    offset, length = place
+    if not all(type(number) is int and 0 <= number <= _MAX_INTEGER for number in (offset, length)):
+        raise ValueError("not the place of a picture")
+    return offset, length
 
 
 def _decode_picture(episode: EpisodeReader, step: RecordedStep) -> Image:
