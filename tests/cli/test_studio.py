@@ -7,6 +7,7 @@ import pytest
 from tests.runs.serving import service_thread
 from tests.studio.proxy import Proxy
 
+ODD_URLS = ["http://[::1", "http://a b:80", "http://x..y:80", f"http://{'x' * 70}:80", "http://host:80/path?query"]
 STUDIO_VARIABLES = ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM", "PALAESTRA_TOKEN")
 
 
@@ -30,7 +31,7 @@ def assert_refused(result, *parts):
 @pytest.mark.parametrize(
     ("words", "part"),
     [
-        (("--theme", "pink"), "--theme = 'pink': is no theme. Use dark, light or system"),
+        (("--theme", "pink"), "--theme = 'pink': unknown theme. Use dark, light or system"),
         (("--screenshot", "page.jpg"), "is not a PNG file"),
         (("--token-file", "token"), "needs --connect"),
         (("--connect", "http://127.0.0.1:1"), "needs its token"),
@@ -54,7 +55,9 @@ def test_a_file_without_a_token_is_named(studio, tmp_path, content):
     assert_refused(result, "--token-file = 'token': holds no token")
 
 
-@pytest.mark.parametrize("url", ["ftp://host", "host:8710", "http://", "http://user:secret@host", "http://host:port"])
+@pytest.mark.parametrize(
+    "url", ["ftp://host", "host:8710", "http://", "http://user:secret@host", "http://host:port", *ODD_URLS]
+)
 def test_an_address_that_is_none_is_refused(studio, monkeypatch, url):
     monkeypatch.setenv("PALAESTRA_TOKEN", "x")
     result = studio("--connect", url)

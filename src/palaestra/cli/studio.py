@@ -40,7 +40,7 @@ def studio(
     Starts the run service if there is none. Closing the window stops no run.
     """
     if theme not in ("", "dark", "light", "system"):
-        raise ConfigError("--theme", theme, "is no theme", "Use dark, light or system")
+        raise ConfigError("--theme", theme, "unknown theme", "Use dark, light or system")
     if screenshot is not None and screenshot.suffix.lower() != ".png":
         raise ConfigError("--screenshot", str(screenshot), "is not a PNG file", "Name it studio.png")
     _check_packages()
@@ -116,7 +116,7 @@ def _read_token(token_file: Path | None) -> str:
             raise ConfigError(place, value, f"cannot be read ({error.strerror})") from None
     elif not token:
         remedy = f"Give --token-file, or set {_TOKEN_VARIABLE}; {_TOKEN_PLACE}"
-        raise ConfigError("--connect", "", "the service of another machine needs its token", remedy)
+        raise ConfigError(_TOKEN_VARIABLE, "", "the service of another machine needs its token", remedy)
     # Anything else would break the header of the request.
     if not token.isascii() or not token.isprintable() or " " in token or not token:
         raise ConfigError(place, value, "holds no token", f"Give the right one; {_TOKEN_PLACE}")

@@ -63,6 +63,7 @@ def refused(tmp_path_factory):
         ("echo", {}, {"python": "/nowhere/python"}, "/nowhere/python is not a program", "virtualenv"),
         ("echo", {}, {"python": "/bin/false"}, "exit code 1", "--python"),
         ("cleanrl", {"checkout": CHECKOUT}, {"script": "shaped", "python": ""}, "names no interpreter", "Leave it out"),
+        ("cleanrl", {"checkout": CHECKOUT}, {"script": "shaped", "python": "~nobody9/x"}, "no such user", "whole path"),
         ("echo", {"step": 3}, {}, "unknown key", "Did you mean 'steps'?"),
         ("cleanrl", {"checkout": CHECKOUT}, {"script": "shaped", "warm_start": "x"}, "cannot begin with", "Leave"),
         ("echo", {}, {"video": True}, "cannot record video", "Leave --video out"),

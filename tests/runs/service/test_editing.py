@@ -45,7 +45,7 @@ def test_a_run_that_has_ended_is_edited_field_by_field_and_found_by_its_words(se
         ("good", "better"),
         EDIT["notes"],
     )
-    assert _words(trainer.update_run(run_id, name="", notes="")) == ("", ("good", "better"), "")
+    assert _words(trainer.update_run(run_id, name="  ", notes="")) == ("", ("good", "better"), "")
     trainer.update_run(run_id, **EDIT)
     for search in ("THREE", "second ü", "paper baseline"):
         assert [row.run_id for row in trainer.runs(search=search)] == [run_id], search

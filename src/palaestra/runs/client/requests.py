@@ -221,15 +221,20 @@ class ServiceRequests:
 
 
 def _check_url(url: str) -> None:
-    parts = urllib.parse.urlsplit(url)
+    remedy = "Give for example http://127.0.0.1:8710"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        has_port = parts.port is None or parts.port > 0
+        # As the socket will do it: a label that is empty or too long has no such form.
+        host = (parts.hostname or "").encode("idna")
+    except ValueError:
+        raise ConfigError("url", url, "is not the address of a service", remedy) from None
     if "@" in parts.netloc:
         raise ConfigError("url", url, "holds a user or password", "Leave them out, and give the service's token")
-    try:
-        has_port = parts.port is None or parts.port > 0
-    except ValueError:
-        has_port = False
-    if parts.scheme not in ("http", "https") or not parts.hostname or not has_port:
-        raise ConfigError("url", url, "is not the address of a service", "Give for example http://127.0.0.1:8710")
+    if parts.scheme not in ("http", "https") or not host or not has_port or any(map(str.isspace, parts.netloc)):
+        raise ConfigError("url", url, "is not the address of a service", remedy)
+    if parts.path.strip("/") or parts.query or parts.fragment:
+        raise ConfigError("url", url, "has more than a host and a port", remedy)
 
 
 def _is_health(body: bytes) -> bool:

@@ -166,7 +166,10 @@ def _find_interpreter(python: str, invoked_from: Path) -> str:
     if not python.strip():
         remedy = "Leave it out, or give an interpreter or a virtualenv"
         raise ConfigError("python", python, "names no interpreter", remedy)
-    path = Path(python).expanduser()
+    try:
+        path = Path(python).expanduser()
+    except RuntimeError:
+        raise ConfigError("python", python, "there is no such user", "Give the whole path") from None
     if path.parent == Path(".") and not (invoked_from / path).exists():
         program = shutil.which(python)
         if program is None:

@@ -70,7 +70,7 @@ def send_file(file: BinaryIO, media_type: str, wanted: str | None) -> StreamingR
 
 
 def parse_range(header: str, size: int) -> tuple[int, int]:
-    """The first byte of a `Range` and the byte behind its last one; refused with a _JSON error if it is bad."""
+    """The first byte of a `Range` and the byte behind its last one; `ConfigError` if it is bad."""
     match = _RANGE.fullmatch(header.strip())
     first, last = match.groups() if match is not None else ("", "")
     if not first + last or (first and last and int(last) < int(first)):

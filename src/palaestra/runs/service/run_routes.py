@@ -104,7 +104,7 @@ class EditBody(RequestBody):
         """The fields that change. `ConfigError` if there are none, or if one holds a secret, which would be stored."""
         changes = RunEdit()
         if self.name is not None:
-            changes["name"] = self.name
+            changes["name"] = self.name.strip()
         if self.tags is not None:
             changes["tags"] = tuple(dict.fromkeys(self.tags))
         if self.notes is not None:
