@@ -1,12 +1,12 @@
-"""The right dock: status, curves, details, output, videos and beliefs of the current run."""
+"""The right dock: status, curves, details, output and videos of the current run."""
 
 from __future__ import annotations
 
 import json
 import time
 
-from PySide6.QtCore import Qt, QUrl
-from PySide6.QtGui import QDesktopServices, QTextCursor
+from PySide6.QtCore import QSignalBlocker, Qt, QUrl, Signal
+from PySide6.QtGui import QDesktopServices, QFocusEvent, QTextCursor
 from PySide6.QtWidgets import (
     QCheckBox,
     QFormLayout,
@@ -113,6 +113,18 @@ class RunHeader(View):
         return super().refresh_if_changed()
 
 
+class NotesField(QPlainTextEdit):
+    """A field of several lines that reports, as fields of one line do, when the user has left it."""
+
+    editing_finished = Signal()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        """Report the end of the editing; a context menu does not end it."""
+        super().focusOutEvent(event)
+        if event.reason() != Qt.FocusReason.PopupFocusReason:
+            self.editing_finished.emit()
+
+
 class RunFacts(View):
     """What a run is: its record, tags, notes, command, settings and events."""
 
@@ -123,13 +135,17 @@ class RunFacts(View):
         self._title.setAccessibleName("Name of the run")
         self._tags.setPlaceholderText("Tags, separated by commas")
         self._tags.setAccessibleName("Tags of the run")
-        self._notes = QPlainTextEdit()
+        self._notes = NotesField()
         self._notes.setPlaceholderText("Notes")
         self._notes.setAccessibleName("Notes on the run")
         self._notes.setMaximumHeight(64)
         self._title.editingFinished.connect(lambda: self._edit(name=self._title.text().strip()))
         self._tags.editingFinished.connect(lambda: self._edit(tags=_split(self._tags.text())))
-        self._save_notes = push_button("Save notes", lambda: self._edit(notes=self._notes.toPlainText()))
+        self._notes.textChanged.connect(self._keep_draft)
+        self._notes.editing_finished.connect(self._save_draft)
+        self._save_notes = push_button("Save notes", self._save_draft)
+        self._drafts: dict[str, str] = {}
+        """Notes that were typed and are not saved, by run."""
         self._facts = QFormLayout()
         self._facts.setHorizontalSpacing(14)
         self._facts.setVerticalSpacing(4)
@@ -144,6 +160,7 @@ class RunFacts(View):
         self._tree.setColumnWidth(0, 190)
         self._tree.setMinimumHeight(240)
         self._shown_run = ""
+        self._tree_content: object = None
         facts = QWidget()
         facts.setLayout(self._facts)
         content = column(
@@ -170,10 +187,29 @@ class RunFacts(View):
             self._title.setText(record.name)
         if is_other or not self._tags.hasFocus():
             self._tags.setText(", ".join(record.tags))
-        if is_other or not self._notes.hasFocus():
-            self._notes.setPlainText(record.notes)
+        self._show_notes(record)
         self._fill_facts(record)
         self._fill_tree()
+
+    def _show_notes(self, record: RunRecord) -> None:
+        """Show what was typed, or what is saved. A draft ends when the service has it."""
+        runs = self.studio.browser.runs
+        for run_id, draft in list(self._drafts.items()):
+            known = runs.get(run_id)
+            if known is not None and known.notes == draft:
+                del self._drafts[run_id]
+        text = self._drafts.get(record.run_id, record.notes)
+        if self._notes.toPlainText() != text:
+            with QSignalBlocker(self._notes):
+                self._notes.setPlainText(text)
+
+    def _keep_draft(self) -> None:
+        if self._shown_run:
+            self._drafts[self._shown_run] = self._notes.toPlainText()
+
+    def _save_draft(self) -> None:
+        if self._shown_run in self._drafts:
+            self._edit(notes=self._drafts[self._shown_run])
 
     def _fill_facts(self, record: RunRecord) -> None:
         facts = {
@@ -196,27 +232,45 @@ class RunFacts(View):
     def _fill_tree(self) -> None:
         details = self.studio.browser.details
         words = self._search.text().lower().split()
-        self._tree.clear()
         argv = details.command.get("argv") or ()
         command = {"command": " ".join(str(word) for word in argv), "directory": details.command.get("cwd", "")}
-        events = {
-            time.strftime("%H:%M:%S", time.localtime(event.time)): f"{event.kind} {event.reason}".strip()
+        events = [
+            (time.strftime("%H:%M:%S", time.localtime(event.time)), f"{event.kind} {event.reason}".strip())
             for event in details.events
+        ]
+        groups = {
+            title: [
+                (str(name), text)
+                for name, value in values
+                for text in (value if isinstance(value, str) else json.dumps(value),)
+                if all(word in f"{name} {text}".lower() for word in words)
+            ]
+            for title, values in (
+                ("settings", details.config.items()),
+                ("command", command.items()),
+                ("events", events),
+            )
         }
-        for title, values in (("settings", details.config), ("command", command), ("events", events)):
+        # A tree that is built again loses its position and the groups that the user has opened.
+        content = (details.run_id, words, groups)
+        if content != self._tree_content:
+            self._tree_content = content
+            self._build_tree(groups, is_searched=bool(words))
+
+    def _build_tree(self, groups: dict[str, list[tuple[str, str]]], *, is_searched: bool) -> None:
+        self._tree.clear()
+        for title, entries in groups.items():
             top = QTreeWidgetItem([title, ""])
-            for name, value in values.items():
-                text = value if isinstance(value, str) else json.dumps(value)
-                if all(word in f"{name} {text}".lower() for word in words):
-                    item = QTreeWidgetItem([str(name), text])
-                    item.setToolTip(1, text)
-                    top.addChild(item)
-            if top.childCount():
+            for name, text in entries:
+                item = QTreeWidgetItem([name, text])
+                item.setToolTip(1, text)
+                top.addChild(item)
+            if entries:
                 self._tree.addTopLevelItem(top)
-                top.setExpanded(title == "settings" or bool(words))
+                top.setExpanded(title == "settings" or is_searched)
 
     def _edit(self, **changes: object) -> None:
-        record = self.studio.browser.runs.current_record
+        record = self.studio.browser.runs.get(self._shown_run)
         if record is None:
             return
         changed = {name: value for name, value in changes.items() if getattr(record, name) != value}
