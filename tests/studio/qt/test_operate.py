@@ -1,5 +1,7 @@
 """Operating runs and the window: stop, resume, delete, edit, compare; commands, shortcuts, themes, several windows."""
 
+from dataclasses import replace
+
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
@@ -134,6 +136,63 @@ def test_name_tags_and_notes_are_typed_and_kept(driver, finished, client):
 
     driver.wait(is_kept)
     driver.wait(lambda: driver.studio.browser.runs.get(run_id).name == "long run")
+
+
+def test_notes_that_are_typed_survive_refreshes_and_another_run_until_they_are_saved(driver, finished, client):
+    run_id, other = finished[:2]
+    show(driver, run_id)
+    facts = driver.window.pages["runs"].facts
+    driver.window.pages["runs"].tabs.setCurrentWidget(facts)
+    driver.wait(lambda: facts._shown_run == run_id)
+    facts._notes.setPlainText("half a sent")
+    driver.studio.browser.edit(run_id, name="renamed elsewhere")
+    driver.wait(lambda: facts._title.text() == "renamed elsewhere")
+    assert facts._notes.toPlainText() == "half a sent"
+    show(driver, other)
+    assert facts._notes.toPlainText() == client.run(other).notes
+    show(driver, run_id)
+    assert facts._notes.toPlainText() == "half a sent"
+    assert client.run(run_id).notes == ""
+    facts._notes.editing_finished.emit()
+    driver.wait(lambda: client.run(run_id).notes == "half a sent" and not facts._drafts)
+    driver.studio.browser.edit(run_id, name="", notes="")
+    driver.wait(lambda: facts._notes.toPlainText() == "")
+
+
+def test_events_of_the_same_second_are_all_listed_and_a_refresh_without_a_change_keeps_the_tree(driver, finished):
+    show(driver, finished[0])
+    facts = driver.window.pages["runs"].facts
+    driver.window.pages["runs"].tabs.setCurrentWidget(facts)
+    details = driver.studio.browser.details
+    driver.wait(lambda: details.run_id == finished[0] and details.events)
+    driver.settle()
+    details.events = (*details.events, *(replace(details.events[-1], reason=reason) for reason in ("one", "two")))
+    facts.refresh()
+    tops = [facts._tree.topLevelItem(index) for index in range(facts._tree.topLevelItemCount())]
+    events = next(top for top in tops if top.text(0) == "events")
+    assert events.childCount() == len(details.events)
+    events.setExpanded(True)
+    facts.refresh()
+    assert events.isExpanded()
+
+
+def test_a_typed_environment_is_chosen_when_the_focus_leaves_its_field(driver):
+    dock = driver.window.session_dock
+    driver.window.show_page("play")
+    driver.window.activateWindow()
+    dock.environment.setFocus()
+    driver.wait(dock.environment.hasFocus)
+    dock.environment.selectAll()
+    driver.qtbot.keyClicks(dock.environment, "MountainCar-v0")
+    dock.environment.completer().popup().hide()
+    dock._seed.setFocus()
+    assert driver.studio.session.environments.chosen == "MountainCar-v0"
+    dock.environment.setFocus()
+    dock.environment.selectAll()
+    driver.qtbot.keyClick(dock.environment, Qt.Key.Key_Delete)
+    dock.environment.completer().popup().hide()
+    dock._seed.setFocus()
+    assert driver.studio.session.environments.chosen == dock.environment.text() == "MountainCar-v0"
 
 
 def test_runs_that_are_ticked_are_drawn_together_and_compared(driver, finished):

@@ -102,6 +102,7 @@ class EnvironmentField(QLineEdit):
         self.setAccessibleName("Environment")
         self.textEdited.connect(self._search)
         self.returnPressed.connect(lambda: self._choose(self.text()))
+        self.editingFinished.connect(self._choose_typed)
 
     def show_choice(self, env_id: str) -> None:
         """Show the chosen environment, unless the user is typing."""
@@ -120,6 +121,17 @@ class EnvironmentField(QLineEdit):
     def _search(self, text: str) -> None:
         self._names.setStringList([one.env_id for one in self._studio.session.environments.search(text)])
 
+    def _choose_typed(self) -> None:
+        """Choose what was typed when the focus leaves, for example by a click on `Play`."""
+        if self.isModified():
+            self.setModified(False)
+            chosen = self._studio.session.environments.chosen
+            if not self.text().strip():
+                self.setText(chosen)
+            elif self.text().strip() != chosen:
+                self._studio.session.choose_environment(self.text())
+
     def _choose(self, env_id: str) -> None:
+        self.setModified(False)
         self._studio.session.choose_environment(env_id)
         self.clearFocus()
