@@ -536,3 +536,9 @@ def test_the_form_of_a_cleanrl_script_hides_what_the_script_computes(capsys):
     assert "num_iterations" in schema["properties"]
     assert "num_iterations" not in form.fields
     assert form.fields["learning_rate"].default == 0.00025
+
+
+@pytest.mark.parametrize("kind", ["integer", "number", "json"])
+def test_a_number_of_400_digits_is_a_problem_of_its_field(kind):
+    with pytest.raises(ValueError, match="is not a finite number"):
+        _field(kind).parse("9" * 400)

@@ -114,7 +114,7 @@ class FormField:
 
     def _check_range(self, value: Any) -> Any:
         if isinstance(value, int | float) and not isinstance(value, bool):
-            if not math.isfinite(value):
+            if not _is_finite(value):
                 raise ValueError("is not a finite number")
             is_low = (self.minimum is not None and value < self.minimum) or (
                 self.above is not None and value <= self.above
@@ -365,6 +365,14 @@ def _parse_float(text: str, problem: str) -> float:
         return float(digits)
     except ValueError:
         raise ValueError(problem) from None
+
+
+def _is_finite(number: int | float) -> bool:
+    """Whether a number is finite and not larger than a float can be."""
+    try:
+        return math.isfinite(number)
+    except OverflowError:
+        return False
 
 
 def _is_plain(text: str) -> bool:
