@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,16 +23,18 @@ from palaestra.runs.spec import RunSpec
 from palaestra.studio.model.launch import starting_point
 from palaestra.studio.model.settings import Settings
 from palaestra.studio.qt.application import create_window, wait_until
+from palaestra.studio.qt.pages.trajectories_page import TrajectoriesPage
 from palaestra.studio.qt.window import StudioWindow
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 _SIZE = QSize(1440, 900)
-_TIMEOUT_S = 120.0
+_TIMEOUT_S, _SETTLE_S = 120.0, 15.0
+"""The page of a run that goes on never settles."""
 _CARTPOLE = starting_point("palaestra", "CartPole-v1")
 
 
 @contextlib.contextmanager
-def start_service(home: Home) -> Iterator[subprocess.Popen[bytes]]:
+def start_service(home: Home) -> Iterator[None]:
     """A service process of its own, which ends with the block."""
     settings = json.dumps({"min_free_disk_mb": 0, "port": 0})
     process = subprocess.Popen(
@@ -44,7 +45,7 @@ def start_service(home: Home) -> Iterator[subprocess.Popen[bytes]]:
     assert process.stdout is not None
     process.stdout.readline()
     try:
-        yield process
+        yield
     finally:
         process.terminate()
         process.wait()
@@ -67,10 +68,10 @@ class Photographer:
             window.show()
             wait_for(lambda: window.studio.connection.is_connected and window.studio.browser.runs.is_loaded)
             prepare(window)
-            wait_for(window.is_settled)
+            wait_until(window.is_settled, _SETTLE_S)
             window.grab().save(str(IMAGES / f"studio-{name}.png"))
             window.change_theme()
-            wait_for(window.is_settled)
+            wait_until(window.is_settled, _SETTLE_S)
             window.grab().save(str(IMAGES / f"studio-{name}-light.png"))
         finally:
             window.close()
@@ -125,11 +126,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         home = Home(Path(folder) / "var" / "training")
         os.environ["PALAESTRA_HOME"] = str(home.base)
-        with start_service(home) as process:
-            take_all(TrainerService(home), only, process)
+        with start_service(home):
+            take_all(TrainerService(home), only)
 
 
-def take_all(service: TrainerService, only: str, process: subprocess.Popen[bytes]) -> None:
+def take_all(service: TrainerService, only: str) -> None:
     """The states in the order in which a user meets them."""
     photographer = Photographer(service, only)
     photographer.take("empty", lambda window: None, "welcome")
@@ -178,15 +179,15 @@ def take_all(service: TrainerService, only: str, process: subprocess.Popen[bytes
 
     if only in "trajectories":
         train_on_screens(service)
-        photographer.take("trajectories", lambda window: window.open_page("trajectories"), "trajectories")
 
-    def lose(window: StudioWindow) -> None:
-        window.studio.browser.show(run_ids[0])
-        wait_for(window.is_settled)
-        process.send_signal(signal.SIGKILL)
-        wait_for(lambda: window.studio.connection.is_connected is False)
+        def look(window: StudioWindow) -> None:
+            window.open_page("trajectories")
+            page = window.pages["trajectories"]
+            assert isinstance(page, TrajectoriesPage)
+            wait_for(lambda: window.is_settled() and page.list.count() > 0)
+            page.list.setCurrentRow(1)
 
-    photographer.take("lost", lose, "runs")
+        photographer.take("trajectories", look, "trajectories")
 
 
 if __name__ == "__main__":

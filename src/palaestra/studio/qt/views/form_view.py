@@ -35,7 +35,7 @@ class FieldEditor(QWidget):
             self.input = self._text_input(text)
         self.input.setAccessibleName(field.path)
         self.input.setToolTip(tip)
-        self.input.setFixedWidth(140)
+        self.input.setFixedWidth(152)
         head = row(title, self.input, unit, spacing=6)
         head.setStretch(0, 1)
         self.setLayout(column(head, self._problem, spacing=2))
