@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from palaestra.errors import ConfigError
 from palaestra.runs.client.catalogue_requests import CatalogueRequests
 from palaestra.runs.client.checkpoint_requests import CheckpointRequests
 from palaestra.runs.client.file_requests import FileRequests
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from palaestra.runs.machine import MachineUsage
     from palaestra.runs.play.spec import PlaySpec
     from palaestra.runs.presets import Preset
+
+_STEPS_PER_PAGE = 10_000
+"""The service sends no more steps of an episode at once."""
 
 
 class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileRequests, CatalogueRequests):
@@ -48,14 +52,13 @@ class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileReques
         """Create or replace a preset."""
         from palaestra.runs.presets import Preset
 
-        path = f"/presets/{quote_path(kind)}/{quote(name)}"
-        return from_json(Preset, self.request("PUT", path, {"values": dict(values)}))
+        return from_json(Preset, self.request("PUT", _preset_path(kind, name), {"values": dict(values)}))
 
     def delete_preset(self, kind: str, name: str) -> Preset:
         """Delete a preset."""
         from palaestra.runs.presets import Preset
 
-        return from_json(Preset, self.request("DELETE", f"/presets/{quote_path(kind)}/{quote(name)}"))
+        return from_json(Preset, self.request("DELETE", _preset_path(kind, name)))
 
     def start_play(self, spec: PlaySpec) -> PlayRecord:
         """Start a play; returns when its environment is ready."""
@@ -88,8 +91,14 @@ class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileReques
 
     def episode_steps(self, episode_id: str, first: int = 0, count: int | None = None) -> list[EpisodeStep]:
         """The steps of an episode; step 0 is its beginning."""
-        rows = self.request("GET", f"/episodes/{quote(episode_id)}/steps", first=first, count=count)
-        return [from_json(EpisodeStep, row) for row in rows]
+        path, steps = f"/episodes/{quote(episode_id)}/steps", list[EpisodeStep]()
+        while count is None or len(steps) < count:
+            size = _STEPS_PER_PAGE if count is None else min(_STEPS_PER_PAGE, count - len(steps))
+            rows = self.request("GET", path, first=first + len(steps), count=size)
+            steps += (from_json(EpisodeStep, row) for row in rows)
+            if len(rows) < size:
+                break
+        return steps
 
     def episode_picture(self, episode_id: str, step: int) -> bytes:
         """The picture of a step, or the last one before it."""
@@ -102,3 +111,10 @@ class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileReques
     def delete_episode(self, episode_id: str) -> EpisodeRecord:
         """Delete a recorded episode."""
         return from_json(EpisodeRecord, self.request("DELETE", f"/episodes/{quote(episode_id)}"))
+
+
+def _preset_path(kind: str, name: str) -> str:
+    if "/" in name:
+        # The service would take the part before it for a part of the kind.
+        raise ConfigError("preset", name, "the name contains a slash", "Choose a name without one")
+    return f"/presets/{quote_path(kind)}/{quote(name)}"
