@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from palaestra.runs.client.client import TrainerService
@@ -94,6 +97,20 @@ class Studio:
         """Which service this is."""
         return self.feed.service.description
 
+    @property
+    def temporary_directory(self) -> Path:
+        """A directory for this window alone, which is deleted when the studio ends."""
+        return Path(self._temporary.name)
+
+    @cached_property
+    def _temporary(self) -> TemporaryDirectory[str]:
+        return TemporaryDirectory(prefix="palaestra-studio-", ignore_cleanup_errors=True)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the service may be on another machine, with other files."""
+        return self.feed.service.is_remote
+
     def connect(self) -> None:
         """Connect to the service; what it holds is read as soon as it answers."""
         self.feed.connect()
@@ -129,7 +146,10 @@ class Studio:
         """End the studio; runs and recordings stay. Returns the names of threads that did not end."""
         self.session.end()
         self.settings.save()
-        return self.feed.close()
+        threads = self.feed.close()
+        if "_temporary" in vars(self):
+            self._temporary.cleanup()
+        return threads
 
     def _handle_connected(self) -> None:
         was_lost = self.connection.is_connected is False

@@ -1,6 +1,7 @@
 """Looking at runs in the window: table, curves, groups, differences, details, output, clips, exports."""
 
 import csv
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -164,3 +165,8 @@ def test_a_clip_is_recorded_decoded_and_played(driver, finished):
     driver.wait(lambda: len(page.clips._frames) > 1, 120_000)
     assert page.clips._frames[0].width() == 480
     driver.wait(lambda: page.clips._position.value() > 0)
+    directory = driver.studio.temporary_directory
+    assert Path(page.clips._file).parent == directory
+    assert directory.stat().st_mode & 0o077 == 0
+    driver.window.close()
+    assert not directory.exists()

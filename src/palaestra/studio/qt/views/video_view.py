@@ -100,10 +100,11 @@ class VideoView(View):
         if not 0 <= index < len(details.videos):
             return
         clip, run_id = details.videos[index], details.run_id
+        directory = self.studio.temporary_directory
         self.picture.show_message("Loading the clip …")
 
         def read(service: TrainerService) -> tuple[list[QImage], str]:
-            return decode_video(service.video_bytes(run_id, clip.name), Path(clip.name).suffix)
+            return decode_video(service.video_bytes(run_id, clip.name), Path(clip.name).suffix, directory)
 
         def receive(decoded: tuple[list[QImage], str]) -> None:
             self._frames, self._file = decoded
@@ -132,13 +133,15 @@ class VideoView(View):
             QDesktopServices.openUrl(QUrl.fromLocalFile(self._file))
 
 
-def decode_video(data: bytes, suffix: str) -> tuple[list[QImage], str]:
-    """The frames of a clip, and the file that it was written to. `ConfigError` if it cannot be decoded."""
-    directory = Path(tempfile.gettempdir()) / "palaestra-clips"
-    directory.mkdir(exist_ok=True)
-    path = directory / f"clip{suffix or '.webm'}"
-    path.write_bytes(data)
-    command = [require_encoder(), *"-hide_banner -loglevel error -nostdin -i".split(), str(path)]
+def decode_video(data: bytes, suffix: str, directory: Path) -> tuple[list[QImage], str]:
+    """The frames of a clip, and its new file in a directory. `ConfigError` if it cannot be decoded."""
+    try:
+        # A new name each time: a player outside may still show the previous clip.
+        with tempfile.NamedTemporaryFile(dir=directory, suffix=suffix or ".webm", delete=False) as file:
+            file.write(data)
+    except OSError as error:
+        raise ConfigError("clip", suffix, f"cannot be written ({error.strerror})") from None
+    command = [require_encoder(), *"-hide_banner -loglevel error -nostdin -i".split(), file.name]
     command += ["-frames:v", str(_MAX_FRAMES), "-vf", f"scale={_WIDTH}:-2", "-f", "image2pipe", "-c:v", "bmp", "-"]
     try:
         process = subprocess.run(command, capture_output=True, timeout=_DECODE_TIMEOUT_S, check=False)
@@ -147,7 +150,7 @@ def decode_video(data: bytes, suffix: str) -> tuple[list[QImage], str]:
     if process.returncode:
         text = process.stderr.decode(errors="replace").strip().splitlines()
         raise ConfigError("clip", suffix, f"cannot be decoded ({text[-1] if text else 'no message'})")
-    return list(_split_pictures(process.stdout)), str(path)
+    return list(_split_pictures(process.stdout)), file.name
 
 
 def _split_pictures(data: bytes) -> list[QImage]:
