@@ -62,7 +62,11 @@ class FirstSteps(Revised):
     def train(self) -> None:
         """Train PPO in CartPole, with the recommended settings."""
         spec = RunSpec(
-            env_id=ENVIRONMENT, name="first-cartpole", config=starting_point("palaestra", ENVIRONMENT), nice=10
+            env_id=ENVIRONMENT,
+            name="first-cartpole",
+            config=starting_point("palaestra", ENVIRONMENT),
+            nice=10,
+            invoked_from=self._requests.service_directory,
         )
 
         def receive(record: RunRecord) -> None:

@@ -126,4 +126,4 @@ class PolicyLibrary:
     def receive(self, play_id: str, report: Report) -> None:
         """Follow what the play reports about the policy that is being loaded."""
         if isinstance(report, PlayState) and play_id == self._session.play.play_id:
-            self.checkpoints.set_activating(report.loading)
+            self.checkpoints.set_policies(report.loading, report.policy)

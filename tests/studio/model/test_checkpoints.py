@@ -185,14 +185,26 @@ def test_only_a_change_counts_as_one():
     status = PolicyStatus(state="loading", name="ppo", checkpoint="a")
     model.choose("a")
     model.set_search("x")
-    model.set_activating(status)
+    model.set_policies(status, None)
     before = model.revision
 
     model.choose("a")
     model.set_search("x")
-    model.set_activating(status)
+    model.set_policies(status, None)
     assert model.revision == before
-    model.set_activating(None)
+    model.set_policies(None, None)
     model.set_curve("r1", (1.0, 2.0))
 
     assert (model.chosen, model.activating, model.curves, model.revision) == ("a", None, {"r1": [1.0, 2.0]}, before + 2)
+
+
+def test_a_policy_that_acted_and_failed_has_stopped_and_one_that_failed_beside_another_has_not():
+    model = _model(_checkpoint("a"))
+    acting = PolicyStatus(state="ready", name="ppo", checkpoint="a")
+    model.set_policies(None, acting)
+    model.set_policies(PolicyStatus(state="failed", name="dqn", checkpoint="b"), acting)
+    assert not model.has_stopped
+    model.set_policies(PolicyStatus(state="failed", name="ppo", checkpoint="a"), None)
+    assert model.has_stopped
+    model.set_policies(PolicyStatus(state="failed", name="dqn", checkpoint="b"), None)
+    assert not model.has_stopped

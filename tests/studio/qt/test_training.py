@@ -2,12 +2,18 @@
 
 import json
 import sys
+from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QLineEdit, QToolButton
+from PySide6.QtWidgets import QInputDialog, QLineEdit, QToolButton
 
+from palaestra.errors import ConfigError
+from palaestra.runs.client.client import TrainerService
 from palaestra.runs.phase import Phase
+from palaestra.runs.play.state import PolicyStatus
 from palaestra.runs.spec import RunSpec
+from palaestra.studio.qt.docks.trained_panel import StatusCard
+from palaestra.studio.qt.theme import DARK
 
 QUICK = {"trainer": {"total_timesteps": 4096, "rollout_length": 128}, "env": {"num_envs": 4}}
 
@@ -152,6 +158,45 @@ def test_a_run_is_stopped_from_the_header_with_a_second_click(driver):
     driver.click(header._stop)
     driver.wait(lambda: studio.browser.runs.get(run_id).phase is Phase.STOPPED)
     driver.wait(lambda: "operator" in header._reason.text() or "stop" in header._reason.text())
+
+
+def test_a_policy_that_stopped_acting_is_not_said_to_be_replaced(qtbot):
+    card = StatusCard(None, DARK)
+    qtbot.addWidget(card)
+    failed = PolicyStatus(state="failed", name="ppo", checkpoint="a", text="It was killed.")
+    card.show_status(failed, None, has_stopped=True)
+    assert (card._title.text(), card._text.text()) == ("ppo has stopped", "It was killed.")
+    card.show_status(failed)
+    assert (card._title.text(), card._text.text()) == ("ppo could not be loaded", "It was killed.")
+
+
+def test_a_preset_with_a_slash_in_its_name_is_a_notice(driver):
+    driver.studio.training.save_preset("quick/look")
+    driver.wait(lambda: any("contains a slash" in text for text in driver.notices()))
+
+
+def test_a_file_of_a_remote_service_is_imported_by_its_path(driver, monkeypatch):
+    monkeypatch.setattr(TrainerService, "is_remote", property(lambda _: True))
+    panel = driver.window.trained_panel
+    panel._ask_for_file()
+    question = panel.findChild(QInputDialog)
+    question.setTextValue("/no/such/checkpoint.pt")
+    question.accept()
+    driver.wait(lambda: any(text.startswith("The file was not imported") for text in driver.notices()))
+
+
+def test_the_first_run_on_a_remote_service_names_no_directory_of_this_machine(driver, monkeypatch):
+    specs = []
+
+    def refuse(_, spec):
+        specs.append(spec)
+        raise ConfigError("run", spec.name, "is not started in this test")
+
+    monkeypatch.setattr(TrainerService, "is_remote", property(lambda _: True))
+    monkeypatch.setattr(TrainerService, "submit", refuse)
+    driver.studio.first_steps.train()
+    driver.wait(lambda: specs)
+    assert specs[0].invoked_from == Path("/")
 
 
 def test_presets_are_kept_apart_and_survive_looking_at_another_runner(driver):

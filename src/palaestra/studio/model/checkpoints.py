@@ -60,7 +60,11 @@ class CheckpointsModel(Revised):
         self.curves: dict[str, list[float]] = {}
         """Returns of the run of each checkpoint, for its sparkline, by run id."""
         self.activating: PolicyStatus | None = None
-        """The policy that is being loaded into the play, or that could not be."""
+        """The policy that is being loaded into the play, or that has failed."""
+        self.acting: PolicyStatus | None = None
+        """The policy that acts in the play."""
+        self.has_stopped = False
+        """Whether the policy that has failed acted before."""
         self._records: tuple[CheckpointRecord, ...] = ()
         self._deployments: dict[str, Deployment] = {}
 
@@ -94,11 +98,20 @@ class CheckpointsModel(Revised):
             self.search = text
             self.touch()
 
-    def set_activating(self, status: PolicyStatus | None) -> None:
-        """What the play reports about the policy that is being loaded."""
-        if status != self.activating:
-            self.activating = status
-            self.touch()
+    def set_policies(self, activating: PolicyStatus | None, acting: PolicyStatus | None) -> None:
+        """What the play reports about the policy that is being loaded, and the one that acts."""
+        if (activating, acting) == (self.activating, self.acting):
+            return
+        if activating != self.activating:
+            previous = self.acting if acting is None else None
+            self.has_stopped = (
+                activating is not None
+                and activating.state == "failed"
+                and previous is not None
+                and previous.checkpoint == activating.checkpoint
+            )
+        self.activating, self.acting = activating, acting
+        self.touch()
 
     def get(self, checkpoint_id: str) -> CheckpointRecord | None:
         """A checkpoint by its id."""

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QFileDialog, QFrame
+from PySide6.QtWidgets import QFileDialog, QFrame, QInputDialog
 
 from palaestra.processes.memory import format_bytes
 from palaestra.runs.play.state import PolicyStatus
@@ -76,7 +76,7 @@ class TrainedPanel(View):
         runs = {record.run_id: record for record in self.studio.browser.runs.all()}
         groups = model.groups(self.studio.session.environments.chosen, self.studio.training.launch.runners, runs)
         self._empty.setVisible(model.is_loaded and len(model) == 0)
-        self._status.show_status(model.activating)
+        self._status.show_status(model.activating, model.acting, has_stopped=model.has_stopped)
         wanted = (tuple(groups), model.chosen, {key: tuple(value) for key, value in model.curves.items()})
         if wanted == self._built:
             return
@@ -160,12 +160,23 @@ class TrainedPanel(View):
         layout.addLayout(buttons)  # type: ignore[attr-defined]
 
     def _ask_for_file(self) -> None:
+        if self.studio.is_remote:
+            # The service reads the file; a file dialog would show this machine.
+            question = QInputDialog(self)
+            question.setWindowTitle("Import a checkpoint")
+            question.setLabelText("Path of the file on the machine of the service:")
+            question.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+            question.textValueSelected.connect(self._import_file)
+            question.open()
+            return
         dialog = QFileDialog(self, "Import a checkpoint", str(Path.cwd()))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
-        dialog.fileSelected.connect(
-            lambda path: self.studio.library.import_file(path, env_id=self.studio.session.environments.chosen)
-        )
+        dialog.fileSelected.connect(self._import_file)
         dialog.open()
+
+    def _import_file(self, path: str) -> None:
+        if path.strip():
+            self.studio.library.import_file(path.strip(), env_id=self.studio.session.environments.chosen)
 
 
 class StatusCard(QFrame):
@@ -181,20 +192,22 @@ class StatusCard(QFrame):
         self.setLayout(column(self._title, self._text, row(self._agree, None), spacing=4, margins=(10, 8, 10, 8)))
         self.hide()
 
-    def show_status(self, status: PolicyStatus | None) -> None:
-        """Show a status; None hides the card."""
+    def show_status(
+        self, status: PolicyStatus | None, acting: PolicyStatus | None = None, *, has_stopped: bool = False
+    ) -> None:
+        """Show a status beside the policy that acts; None hides the card. `has_stopped`: it acted before it failed."""
         self._status = status
         self.setVisible(status is not None)
         if status is None:
             return
         titles = {
             "loading": f"Loading {status.name} …",
-            "failed": f"{status.name} could not be loaded",
+            "failed": f"{status.name} {'has stopped' if has_stopped else 'could not be loaded'}",
             "needs_consent": f"{status.name} needs your consent",
             "ready": status.name,
         }
         self._title.setText(titles[status.state])
-        hint = "The previous policy goes on acting. " if status.state == "failed" else ""
+        hint = "The previous policy goes on acting. " if status.state == "failed" and acting is not None else ""
         self._text.setText(f"{hint}{status.text} {status.remedy}".strip())
         self._text.setVisible(bool(self._text.text()))
         self._agree.setVisible(status.state == "needs_consent")
