@@ -1,11 +1,13 @@
 """What is drawn: pages as pictures, small worlds as cells, and the screen of a task with its pointer."""
 
 import pytest
-from PySide6.QtCore import QPoint, Qt
-from PySide6.QtGui import QColor, QImage
+from PySide6.QtCore import QEvent, QPoint, Qt
+from PySide6.QtGui import QColor, QImage, QKeyEvent
+from PySide6.QtWidgets import QApplication
 
 from palaestra.errors import ConfigError
 from palaestra.studio.qt.application import take_screenshot
+from palaestra.studio.qt.pages.play_page import format_outputs
 from palaestra.studio.qt.theme import DARK
 from palaestra.studio.qt.views.render_view import RenderView
 
@@ -75,3 +77,21 @@ def test_a_drag_is_reported_with_both_ends(qtbot, view):
     first_x, first_y, last_x, last_y = dragged.args
     assert last_x - first_x > 10
     assert first_y == last_y
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "name"),
+    [(0xC9, "é", "é"), (0x424, "ф", "ф"), (0, "ç", "ç"), (Qt.Key.Key_A, "A", "a"), (Qt.Key.Key_F7, "", None)],
+)
+def test_printable_characters_of_every_script_are_reported(qtbot, view, key, text, name):
+    reported = []
+    view.key_pressed.connect(lambda *values: reported.append(values))
+    QApplication.sendEvent(view, QKeyEvent(QEvent.Type.KeyPress, key, Qt.KeyboardModifier.NoModifier, text))
+    assert reported == ([] if name is None else [(name, text, [])])
+
+
+def test_outputs_that_are_not_numbers_are_shown_as_they_are():
+    outputs = {"names": ["a"], "nothing": [None], "nested": [[1.0, 2.0]], "values": [1, 0.123], "is_sure": [True]}
+    assert format_outputs(outputs) == (
+        "names [a] · nothing [None] · nested [[1.0, 2.0]] · values [1.00, 0.12] · is_sure [True]"
+    )

@@ -407,10 +407,15 @@ def format_outputs(outputs: dict[str, object]) -> str:
         if isinstance(value, float):
             parts.append(f"{name} {value:.3g}")
         elif isinstance(value, list):
-            parts.append(f"{name} [" + ", ".join(f"{number:.2f}" for number in value[:6]) + "]")
+            parts.append(f"{name} [" + ", ".join(_format_entry(entry) for entry in value[:6]) + "]")
         else:
             parts.append(f"{name} {value}")
     return " · ".join(parts)[:200]
+
+
+def _format_entry(entry: object) -> str:
+    is_number = isinstance(entry, int | float) and not isinstance(entry, bool)
+    return f"{entry:.2f}" if is_number else str(entry)
 
 
 def _key_text(key: str) -> str:

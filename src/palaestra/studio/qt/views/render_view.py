@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter
@@ -233,7 +234,10 @@ def key_name(event: QKeyEvent) -> str:
         return named
     # By the key and not by its character, which is another one when Shift is released before the key.
     key = event.key()
-    return chr(key).lower() if 0x20 < key < 0x7F else ""
+    if 0x20 < key <= sys.maxunicode and chr(key).isprintable():
+        return chr(key).lower()
+    text = event.text()  # a character that has no key of its own
+    return text.lower() if len(text) == 1 and text.isprintable() else ""
 
 
 def modifier_names(event: QKeyEvent) -> list[str]:
