@@ -16,7 +16,6 @@ from palaestra.studio.model.details import RunDetails
 from palaestra.studio.model.runs import RunsModel
 from palaestra.studio.request import Requests
 
-_RETURNS = "episode_return"
 _USUAL = (
     "episode_return",
     "episode/return",

@@ -1,4 +1,4 @@
-"""Settings of the studio that survive a restart: theme, layout, last selections and unfinished forms.
+"""Settings of the studio that survive a restart: theme, layout and last selections.
 
 Written whole and atomically. A file that cannot be read is kept beside the new one, so that nothing is lost silently.
 """

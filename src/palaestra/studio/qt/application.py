@@ -98,7 +98,7 @@ def run_studio(service: TrainerService, page: str = "", theme_name: str = "") ->
     window = create_window(service, settings, theme_name or None)
     if page and page not in window.pages:
         window.close()
-        raise ConfigError("--page", page, "is no page", f"There are {', '.join(window.pages)}")
+        raise ConfigError("--page", page, "unknown page", f"There are {', '.join(window.pages)}")
     if page:
         window.show_page(page)
     window.show()

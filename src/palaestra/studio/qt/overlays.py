@@ -103,8 +103,8 @@ class NoticeList(View):
         return card
 
 
-class Veil(QWidget):
-    """Darkens the window behind an overlay; a click on it closes the overlay."""
+class Overlay(QWidget):
+    """Covers the window with darkness and a card; a click beside the card closes it."""
 
     def __init__(self, window: QWidget) -> None:
         super().__init__(window)
@@ -146,11 +146,11 @@ class Veil(QWidget):
             parent.setFocus()
 
     def paintEvent(self, event: QPaintEvent) -> None:
-        """Draw the veil."""
+        """Darken the window."""
         QPainter(self).fillRect(self.rect(), QColor(0, 0, 0, 120))
 
 
-class CommandPalette(Veil):
+class CommandPalette(Overlay):
     """Finds a command by a few letters."""
 
     def __init__(self, commands: Commands, theme: Theme, window: QWidget) -> None:
@@ -212,7 +212,7 @@ class CommandPalette(Veil):
         command.perform()
 
 
-class NoticeHistory(Veil):
+class NoticeHistory(Overlay):
     """The notices of this window, newest first, also those that have faded."""
 
     def __init__(self, studio: Studio, theme: Theme, window: QWidget) -> None:
@@ -254,7 +254,7 @@ def format_age(seconds: float) -> str:
     return f"{int(seconds)} s ago"
 
 
-class ShortcutOverlay(Veil):
+class ShortcutOverlay(Overlay):
     """All shortcuts on one page."""
 
     def __init__(self, commands: Commands, theme: Theme, window: QWidget) -> None:

@@ -54,13 +54,6 @@ def label(text: str = "", role: str = "", *, wrap: bool = False, selectable: boo
     return result
 
 
-def set_role(widget: QWidget, role: str) -> None:
-    """Change the role of a widget and draw it again."""
-    if widget.property("role") != role:
-        widget.setProperty("role", role)
-        restyle(widget)
-
-
 def restyle(widget: QWidget) -> None:
     """Apply the style sheet again after a property has changed."""
     widget.style().unpolish(widget)
@@ -195,10 +188,6 @@ class Elided(QLabel):
             self.setToolTip(text)
             self.setAccessibleName(text)
             self._elide()
-
-    def whole_text(self) -> str:
-        """The text without dots."""
-        return self._whole
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Shorten the text to the new width."""

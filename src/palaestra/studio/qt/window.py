@@ -212,7 +212,7 @@ class StudioWindow(QMainWindow):
             "commands": lambda: self.palette_overlay.open(),
         }
         if name not in openers:
-            raise ConfigError("page", name, "is no page", f"There are {', '.join(openers)}")
+            raise ConfigError("page", name, "unknown page", f"There are {', '.join(openers)}")
         self.show_page(name if name in self.pages else "runs" if name == "compare" else "play")
         self._opener = openers[name]
 
