@@ -76,11 +76,13 @@ def controls_of(env: GymEnv, env_id: str) -> Controls:
         axes = _axes(space, _AXES.get(name, ()))
         return Controls(kind="axes", axes=axes, idle=_shape([axis.idle for axis in axes], space.shape))
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
-        axes = tuple(_switch(f"{i}", 1.0, i) for i in range(int(space.shape[0])))
+        axes = tuple(_switch(i, 0.0, 1.0) for i in range(int(space.shape[0])))
         return Controls(kind="axes", axes=axes, idle=[0] * len(axes))
     if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
-        axes = tuple(_switch(f"{i}", float(n - 1), i) for i, n in enumerate(space.nvec))
-        return Controls(kind="axes", axes=axes, idle=[0] * len(axes))
+        starts = space.start.tolist()
+        bounds = zip(starts, space.nvec.tolist(), strict=True)
+        axes = tuple(_switch(i, float(start), float(start + n - 1)) for i, (start, n) in enumerate(bounds))
+        return Controls(kind="axes", axes=axes, idle=starts)
     return Controls(kind="none")
 
 
@@ -113,9 +115,9 @@ def _unnamed_axis(index: int) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
     return f"action {index}", (), ()
 
 
-def _switch(label: str, high: float, index: int) -> Axis:
+def _switch(index: int, low: float, high: float) -> Axis:
     keys = (str(index + 1),) if index < 9 else ()
-    return Axis(label=f"action {label}", low=0.0, high=high, idle=0.0, positive_keys=keys)
+    return Axis(label=f"action {index}", low=low, high=high, idle=low, positive_keys=keys)
 
 
 def _shape(values: list[float], shape: tuple[int, ...]) -> Any:

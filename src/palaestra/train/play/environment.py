@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _JPEG_QUALITY = 80
 _DEFAULT_FPS = 30.0
+_MIN_FPS, _MAX_FPS = 1e-3, 1e4
 _TURN_BASED_FPS = 10.0
 """Environments that render at this rate or below wait for the person."""
 _SCREEN_FPS = 4.0
@@ -100,7 +102,7 @@ class GymnasiumPlay:
         self._read_grid = grid_reader(self._env)
         self._observation: Any = None
         self._mask: list[int] | None = None
-        fps = float(self._env.metadata.get("render_fps") or _DEFAULT_FPS)
+        fps = _read_fps(self._env.metadata)
         registered = self._env.spec
         self.description = EnvironmentDescription(
             env_id=spec.env_id,
@@ -136,13 +138,14 @@ class GymnasiumPlay:
         if not self.can_render:
             return EncodedPicture()
         frame = self._env.render()
-        shape = tuple(getattr(frame, "shape", ()))
-        if len(shape) != 3 or shape[2] != 3 or frame.dtype != np.uint8:  # type: ignore[union-attr]
+        picture = _to_rgb(frame)
+        if picture is None:
             self.can_render = False
+            shape = tuple(getattr(frame, "shape", ()))
             raise EnvironmentContractError(
                 f"{self.description.env_id} rendered {type(frame).__name__} {shape or ''}, which is not an RGB image"
             )
-        return encode_jpeg(np.asarray(frame))
+        return encode_jpeg(picture)
 
     def policy_input(self) -> PolicyInput:
         """The observation as arrays."""
@@ -289,6 +292,23 @@ def _open_session(gateway: str | None) -> BlockingSession:
             await browser.stop()
 
     return BlockingSession(open_browser_session, on_close=stop_browser)
+
+
+def _read_fps(metadata: Mapping[str, Any]) -> float:
+    """The pace that an environment declares, or the default if it declares none that is possible."""
+    fps: Any = metadata.get("render_fps")
+    is_number = isinstance(fps, Real) and not isinstance(fps, bool)
+    return float(fps) if is_number and _MIN_FPS <= fps <= _MAX_FPS else _DEFAULT_FPS
+
+
+def _to_rgb(frame: object) -> NDArray[np.uint8] | None:
+    """A rendered RGB, RGBA or grey image as RGB; None if it is something else."""
+    if not isinstance(frame, np.ndarray) or frame.dtype != np.uint8 or frame.ndim not in (2, 3) or not frame.size:
+        return None
+    image = frame if frame.ndim == 3 else frame[:, :, None]
+    if image.shape[2] == 1:
+        return np.repeat(image, 3, axis=2)
+    return np.ascontiguousarray(image[:, :, :3]) if image.shape[2] in (3, 4) else None
 
 
 def encode_jpeg(frame: NDArray[np.uint8]) -> EncodedPicture:

@@ -1,6 +1,6 @@
 """The loop of a play: who acts at each step, when the next step is due, and what is recorded and reported.
 
-Decides without waiting: the worker calls `handle` with a control, `read_policies` when a policy has answered and `tick`
+Decides without waiting: the worker calls `handle` with a control, `read_policy` when a policy has answered and `tick`
 when `deadline` has passed. Time comes in as an argument.
 """
 

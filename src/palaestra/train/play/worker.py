@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from dataclasses import replace
 from typing import Any
 
@@ -83,6 +84,7 @@ class Worker:
             while self._is_open:
                 self._wait(loop)
         except Exception as error:  # noqa: BLE001 - an environment may raise anything; the play then ends with it
+            traceback.print_exc()
             self._send(_describe_failure(error, environment.description.env_id))
             return 1
         finally:
