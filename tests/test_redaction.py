@@ -88,3 +88,11 @@ def test_a_command_line_is_shown_without_what_its_options_hide():
     words = ["python", "x.py", "--api-key", "abc", "--token=abc", "--max-tokens", "5", "--password", "--seed", "3"]
     shown = ["python", "x.py", "--api-key", "***", "--token=***", "--max-tokens", "5", "--password", "--seed", "3"]
     assert redact_command(words) == shown
+
+
+def test_an_error_about_deeply_nested_data_is_made_without_recursion():
+    value = []
+    for _ in range(5000):
+        value = [value]
+
+    assert "***" in str(ConfigError("action", value, "is nested too deeply").value)

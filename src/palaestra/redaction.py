@@ -22,6 +22,8 @@ _TOKEN_FORMATS = re.compile(
     r"|\bAKIA[0-9A-Z]{16}\b|(?<![0-9a-f])[0-9a-f]{40}(?![0-9a-f])(?=.*(?:wandb|api))"
 )
 _MIN_SECRET_LENGTH = 8
+_MAX_DEPTH = 100
+"""Data that is nested deeper is hidden, because errors are also made from what a client sent."""
 _KEY = re.compile(
     r"(?:.*[_-])?(?:(?:api|access|secret|private|signing|encryption)[_-]?key|secret|passw(?:or)?d|passphrase"
     r"|credentials?|(?:api|access|auth|bearer|refresh|session|hf|wandb|github)[_-]?token)|token",
@@ -47,14 +49,20 @@ def is_secret_key(name: str) -> bool:
 
 def redact_secrets(value: Any, name: str = "") -> Any:
     """Nested data with the values of secret keys, and tokens and passwords in texts, replaced."""
+    return _redact_nested(value, name, _MAX_DEPTH)
+
+
+def _redact_nested(value: Any, name: str, levels: int) -> Any:
+    if levels == 0:
+        return HIDDEN
     if value is not None and value != "" and not isinstance(value, bool | dict | list | tuple) and is_secret_key(name):
         return HIDDEN
     if isinstance(value, str):
         return _redact_word(value)
     if isinstance(value, dict):
-        return {key: redact_secrets(item, str(key)) for key, item in value.items()}
+        return {key: _redact_nested(item, str(key), levels - 1) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(redact_secrets(item, name) for item in value)
+        return type(value)(_redact_nested(item, name, levels - 1) for item in value)
     return value
 
 
