@@ -13,10 +13,11 @@ from starlette.routing import Match
 from starlette.types import Scope
 
 from palaestra import __version__
-from palaestra.config import parse_section
+from palaestra.config import Section, parse_section
 from palaestra.errors import ConfigError, ConsentRequired, IllegalTransition, PalaestraError, UnknownRun
 from palaestra.redaction import Redactor
 from palaestra.runs.play.plays import Plays
+from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.artifact_routes import add_artifact_routes
 from palaestra.runs.service.checkpoint_routes import add_checkpoint_routes
@@ -34,6 +35,8 @@ from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import JsonObject, error_to_json
 
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
+_SPECS: dict[str, type[Section]] = {"/play": PlaySpec}
+"""Section of `spec` in a body, by route; a `RunSpec` in the others."""
 
 
 def build_api(
@@ -84,7 +87,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def handle_bad_input(request: Request, error: RequestValidationError) -> JSONResponse:
-        return _error_response(422, error_to_json(_input_error(error)))
+        return _error_response(422, error_to_json(_input_error(error, request)))
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> JSONResponse:
@@ -115,12 +118,13 @@ def _status(error: PalaestraError) -> int:
     return 422 if isinstance(error, ConfigError) else 500
 
 
-def _input_error(error: RequestValidationError) -> ConfigError:
+def _input_error(error: RequestValidationError, request: Request) -> ConfigError:
     body = error.body
+    section = _SPECS.get(getattr(request.scope.get("route"), "path", ""), RunSpec)
     if isinstance(body, dict) and isinstance(body.get("spec"), dict):
         try:
             # Its error names the closest key.
-            parse_section(RunSpec, body["spec"], place="spec")
+            parse_section(section, body["spec"], place="spec")
         except ConfigError as spec_error:
             return spec_error
     first = error.errors()[0]
