@@ -185,3 +185,12 @@ def test_a_damaged_or_unknown_checkpoint_and_one_of_another_environment_are_refu
     os.truncate(record.path, Path(record.path).stat().st_size - 1)
     with pytest.raises(CheckpointError, match="it was changed or damaged"):
         _plan(home, planner, record.checkpoint_id)
+
+
+def test_a_checkpoint_whose_run_has_a_damaged_spec_is_refused_with_the_reason(home, tmp_path):
+    record = replace(_import_zip(home, tmp_path), run_id="run-1", attempt=1)
+    home.run("run-1").spec.parent.mkdir(parents=True)
+    home.run("run-1").spec.write_text('{"agent": 5}')
+
+    with pytest.raises(CheckpointError, match="the spec of its run run-1 is damaged"):
+        _planner(home)._policy_request(record, True, CARTPOLE)

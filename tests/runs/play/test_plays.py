@@ -1,5 +1,6 @@
 """Plays through the whole chain: client, service, worker process, environment, policy process, recordings."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -11,12 +12,13 @@ import urllib.request
 import numpy as np
 import pytest
 from tests.runs.serving import service_thread
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
 
 from palaestra.errors import ConfigError, PalaestraError, ServiceUnreachable, UnknownRun
 from palaestra.runs.client.client import TrainerService
 from palaestra.runs.play.episode import open_episode
+from palaestra.runs.play.plays import Plays
 from palaestra.runs.play.protocol import (
     Act,
     LoadPolicy,
@@ -149,6 +151,23 @@ def test_a_bad_request_is_refused_before_a_process_is_started(client):
     assert service.plays() == []
 
 
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"mode": "nonsense"}, "spec.mode"),
+        ({"sped": 1}, "Did you mean 'speed'"),
+        ({"invoked_from": "/tmp/\0"}, "spec.invoked_from"),
+        ({"invoked_from": "/tmp/\udc80"}, "spec.invoked_from"),
+    ],
+    ids=str,
+)
+def test_a_bad_request_is_explained_with_the_keys_of_a_play(client, change, reason):
+    service, _ = client
+    with pytest.raises(ConfigError, match=reason) as refusal:
+        service.request("POST", "/play", {"spec": {"env_id": "CartPole-v1"} | change})
+    assert "name" not in str(refusal.value)
+
+
 def test_a_killed_worker_ends_the_play_with_the_reason_and_keeps_the_recording(client):
     service, play = start(client, env_id="Pendulum-v1")
     with service.open_play(play.play_id) as messages:
@@ -189,11 +208,12 @@ def own_module(tmp_path):
     return tmp_path
 
 
-def test_an_environment_that_raises_ends_the_play_with_its_message(client, own_module):
+def test_an_environment_that_raises_ends_the_play_with_its_message(client, own_module, home):
     service, play = start(client, env_id="own_env:Crashing", invoked_from=own_module)
     with service.open_play(play.play_id) as messages:
         ended = [report for report, _ in messages if isinstance(report, PlayEnded)][-1]
     assert "ZeroDivisionError: the simulator broke" in ended.reason
+    assert "own_env.py" in (home.service / "plays" / f"{play.play_id}.log").read_text()
     assert service.episodes()[0].steps == 2
 
 
@@ -211,6 +231,14 @@ def test_a_wrong_control_is_answered_with_a_notice_and_the_play_goes_on(client):
         for wrong in (b"", b"garbage", pack({"type": "dance"}), pack({"type": "act", "action": {}, "input": -1})):
             raw.send(wrong)
         raw.send(pack({"type": "act", "action": ["x"]}))
+        raw.send(pack({"type": "speed", "factor": 10**400}))
+        for name in ("~nosuchuser/x", "a" * 300):
+            raw.send(pack({"type": "load_policy", "checkpoint": name}))
+        raw.send("text")
+        with contextlib.suppress(ConnectionClosed):
+            while True:
+                raw.recv(timeout=WAIT_S)
+        assert raw.close_code == 1003
     with service.open_play(play.play_id) as messages:
         messages.send(Act([5.0, 5.0]))
         assert "is not an action" in first(messages, PlayNotice)[0].text
@@ -242,6 +270,29 @@ def test_a_policy_that_is_not_there_is_reported_by_the_play_and_the_play_goes_on
     service.stop_play(play.play_id)
 
 
+@pytest.mark.parametrize("name", ["~nosuchuser/x", "a" * 300])
+def test_a_policy_that_is_no_path_is_reported_by_the_play(client, name):
+    service, play = start(client, env_id="Pendulum-v1", mode="hybrid", checkpoint=name)
+    with service.open_play(play.play_id) as messages:
+        state, _ = first(messages, PlayState, lambda state: state.loading is not None)
+    assert "is no readable path" in state.loading.text
+    service.stop_play(play.play_id)
+
+
+def test_a_play_whose_policy_cannot_be_planned_is_not_left_running(home):
+    async def fail(request, spec):
+        raise RuntimeError("a bug")
+
+    async def start_and_list():
+        plays = Plays(home, fail, idle_timeout_s=60)
+        with pytest.raises(RuntimeError):
+            await plays.start(PlaySpec(env_id="Pendulum-v1", checkpoint="x"))
+        await plays.close()
+        return plays.list()
+
+    assert asyncio.run(start_and_list()) == []
+
+
 def test_plays_end_with_the_service_and_leave_no_process(home):
     with service_thread(home):
         service = TrainerService(home)
@@ -267,7 +318,7 @@ def test_a_play_that_nothing_watches_ends_by_itself(home):
         deadline = time.monotonic() + WAIT_S
         while service.plays()[0].phase == "running" and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert service.plays()[0].reason == "nothing watched it"
+        assert service.plays()[0].reason == "no client for 0.5 s"
 
 
 def test_an_episode_is_exported_as_a_video_and_deleted(client):

@@ -84,11 +84,20 @@ def test_arbitrary_bytes_are_refused_and_never_crash(data):
         ({"type": "control", "by": "cat"}, "is neither human nor agent"),
         ({"type": "load_policy", "checkpoint": ""}, "is not the id or path"),
         ({"type": ["reset"]}, "is none of"),
+        ({"type": "speed", "factor": 10**400}, "must lie between"),
+        ({"type": "act", "action": 10**400}, "beyond 64 bits"),
+        ({"type": "load_policy"}, r"\[\]: checkpoint is missing"),
     ],
 )
 def test_a_control_with_a_wrong_value_is_refused_with_the_reason(header, reason):
     with pytest.raises(ConfigError, match=reason):
         decode_control(pack(header))
+
+
+def test_an_action_that_is_nested_too_deeply_is_refused():
+    text = b'{"type":"act","action":' + b"[" * 900 + b"]" * 900 + b"}"
+    with pytest.raises(ConfigError, match="nested deeper than 64 levels"):
+        decode_control(len(text).to_bytes(4, "little") + bytes(4) + text)
 
 
 def test_every_control_has_a_name_of_its_own():

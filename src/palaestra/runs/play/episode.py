@@ -388,7 +388,7 @@ def _read_checked(kind: type[_T], text: str | bytes) -> _T:
     from pydantic import ValidationError
 
     try:
-        _adapter(kind).validate_json(text, strict=True)
+        _adapter(kind).validate_json(text, strict=True)  # type: ignore[arg-type]  # classes are hashable
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])

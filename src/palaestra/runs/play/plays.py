@@ -340,12 +340,13 @@ class Plays:
         self._plays[play_id] = play
         try:
             await play.start(self._home)
+            if spec.checkpoint is not None:
+                await self.load_policy(play, LoadPolicy(spec.checkpoint, spec.deterministic, spec.consent))
         except BaseException:
+            # The client never learns the id of this play, and could not end it.
             await play.stop("it could not be started")
             del self._plays[play_id]
             raise
-        if spec.checkpoint is not None:
-            await self.load_policy(play, LoadPolicy(spec.checkpoint, spec.deterministic, spec.consent))
         self._forget_old()
         return play.record
 
@@ -399,7 +400,7 @@ class Plays:
                 play.check_alive()
                 is_idle = play.idle_since is not None and time.monotonic() - play.idle_since > self._idle_timeout_s
                 if play.ended is None and is_idle:
-                    await play.stop("nothing watched it")
+                    await play.stop(f"no client for {self._idle_timeout_s:g} s")
 
     def _forget_old(self) -> None:
         ended = [play_id for play_id, play in self._plays.items() if play.ended is not None]

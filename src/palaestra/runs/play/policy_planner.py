@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
-from palaestra.errors import CheckpointError
+from palaestra.config import parse_section
+from palaestra.errors import CheckpointError, ConfigError
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
@@ -25,6 +26,7 @@ from palaestra.runs.spec import RunSpec
 
 RANDOM = "random"
 """Name of the policy that acts at random."""
+_LIST_CHECKPOINTS = "palaestra checkpoints list shows all checkpoints"
 _RUNNER_OF_FORMAT = {"palaestra": "palaestra", "sb3_zip": "sb3", "torch_zip": "cleanrl"}
 """Runners of imported checkpoints whose agent does not name one."""
 _SCANNED_FORMATS = ("sb3_zip", "torch_zip")
@@ -60,8 +62,13 @@ class PolicyPlanner:
         return _launch_policy(plan, request.consent, status)
 
     def _find(self, name: str, play: PlaySpec) -> CheckpointRecord:
-        path = play.invoked_from / Path(name).expanduser()
-        if not path.exists():
+        try:
+            path = play.invoked_from / Path(name).expanduser()
+            is_path = path.exists()
+        except (OSError, RuntimeError, ValueError) as error:  # too long, or in the home of an unknown user
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise CheckpointError("checkpoint", name, f"is no readable path ({reason})", _LIST_CHECKPOINTS) from None
+        if not is_path:
             return get_checkpoint(self._home, name)
         if detect_format(path) != "palaestra":
             remedy = f"Import it first: palaestra checkpoints import {name}"
@@ -87,7 +94,11 @@ class PolicyPlanner:
         if record.run_id:
             run = self._home.run(record.run_id)
             stored = read_json(run.spec)
-            spec = None if stored is None else RunSpec.model_validate(stored)
+            try:
+                spec = None if stored is None else parse_section(RunSpec, stored)
+            except ConfigError as error:
+                reason = f"the spec of its run {record.run_id} is damaged ({error})"
+                raise CheckpointError("checkpoint", record.checkpoint_id, reason, "Choose another checkpoint") from None
             command = read_json(run.attempt(record.attempt).command) or {}
         return PolicyRequest(
             checkpoint=record,

@@ -2,17 +2,16 @@
 
 A message is a JSON header with a `type`, and a payload of bytes: a picture, or the arrays of an observation. Sockets,
 pipes and WebSockets carry the same bytes: two little-endian 32-bit lengths, the header, the payload. Clients send the
-controls below; workers send states, steps, episodes and notices (`runs.play.state`).
+controls below; workers send states, steps and notices (`runs.play.state`).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import struct
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, get_args
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias, TypeGuard, get_args
 
 from palaestra.errors import ConfigError
 from palaestra.strict_json import dump_json, read_json
@@ -30,6 +29,7 @@ Mode: TypeAlias = Literal["human", "hybrid", "agent"]
 Actor: TypeAlias = Literal["human", "agent"]
 MODES: tuple[str, ...] = get_args(Mode)
 MIN_SPEED, MAX_SPEED = 0.05, 100.0
+_MAX_ACTION_DEPTH = 64
 
 
 class Message(NamedTuple):
@@ -129,7 +129,7 @@ class SetSpeed:
 
     def __post_init__(self) -> None:
         is_number = isinstance(self.factor, int | float) and not isinstance(self.factor, bool)
-        if not is_number or not math.isfinite(self.factor) or not MIN_SPEED <= self.factor <= MAX_SPEED:
+        if not is_number or not MIN_SPEED <= self.factor <= MAX_SPEED:
             raise ConfigError("speed.factor", self.factor, f"must lie between {MIN_SPEED} and {MAX_SPEED:g}")
 
 
@@ -156,6 +156,9 @@ class Act:
     """Number of the input; the first step that it affects reports it."""
 
     def __post_init__(self) -> None:
+        fault = _find_action_fault(self.action)
+        if fault:
+            raise ConfigError("act.action", self.action, fault)
         if not _is_integer(self.input) or not 0 <= self.input < 2**53:
             raise ConfigError("act.input", self.input, "must be a whole number")
 
@@ -245,16 +248,35 @@ def control_from_header(header: Any) -> Control:
     for name in values:
         if name not in known:
             raise ConfigError(
-                f"{kind.type}.{name}", values[name], "unknown key", f"Known: {', '.join(known) or 'none'}"
+                f"{kind.type}.{name}", values[name], "unknown key", f"Known: {', '.join(sorted(known)) or 'none'}"
             )
     try:
         return kind(**values)
     except TypeError:
-        missing = sorted(known - values.keys())
+        required = {field.name for field in fields(kind) if field.default is MISSING}
+        missing = sorted(required - values.keys())
         raise ConfigError(kind.type, sorted(values), f"{', '.join(missing)} is missing") from None
 
 
-def _is_integer(value: object) -> bool:
+def _find_action_fault(action: object) -> str:
+    """Why no environment can perform an action; empty when one might."""
+    level: list[object] = [action]
+    for _ in range(_MAX_ACTION_DEPTH + 1):
+        if any(_is_integer(item) and not -(2**63) <= item < 2**64 for item in level):
+            return "holds a number beyond 64 bits"
+        level = [part for item in level for part in _list_parts(item)]
+        if not level:
+            return ""
+    return f"is nested deeper than {_MAX_ACTION_DEPTH} levels"
+
+
+def _list_parts(value: object) -> list[Any]:
+    if isinstance(value, dict):
+        return list(value.values())
+    return list(value) if isinstance(value, list | tuple) else []
+
+
+def _is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 

@@ -57,6 +57,14 @@ class PlaySpec(Section):
                 raise ValueError(fault or "is empty")
         return value
 
+    @field_validator("invoked_from")
+    @classmethod
+    def _check_directory(cls, value: Path) -> Path:
+        fault = find_text_fault(str(value), 4096, one_line=False)
+        if fault:
+            raise ValueError(fault)
+        return value
+
     @field_validator("parameters")
     @classmethod
     def _check_parameters(cls, value: dict[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
 import asyncio
+import logging
 from typing import Annotated
 
 from fastapi import FastAPI, Path, Query, WebSocket
 from fastapi.responses import FileResponse, Response
-from starlette.websockets import WebSocketDisconnect
 
 from palaestra.errors import ConfigError, PalaestraError, UnknownRun
 from palaestra.files.home import Home
@@ -25,7 +25,10 @@ from palaestra.runs.play.state import EpisodeRecord, EpisodeStep, PlayNotice, Pl
 from palaestra.runs.service.schemas import NOT_FOUND, FilterText, RequestBody, StoredText, describe_errors, new_router
 from palaestra.runs.wire import JsonObject, to_json
 
+_log = logging.getLogger(__name__)
 _MAX_STEPS = 10_000
+_UNSUPPORTED_DATA = 1003
+"""Code with which a WebSocket is closed after a text message."""
 _PlayId = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=90)]
 _EpisodeId = Annotated[
     str, Path(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=90, description="An episode id, or a unique prefix of one.")
@@ -121,15 +124,22 @@ async def _send_messages(socket: WebSocket, messages: Subscription) -> None:
 
 async def _read_controls(socket: WebSocket, plays: Plays, play: Play) -> None:
     while True:
-        try:
-            data = await socket.receive_bytes()
-        except (WebSocketDisconnect, KeyError):
-            # A text message has no bytes, and is not of this protocol.
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            return
+        data = message.get("bytes")
+        if data is None:
+            await socket.close(_UNSUPPORTED_DATA, "send binary messages")
             return
         try:
             await plays.handle(play, decode_control(data))
+            continue
         except PalaestraError as error:
-            await socket.send_bytes(pack_report(PlayNotice(level="warning", text=str(error))))
+            text = str(error)
+        except Exception as error:  # noqa: BLE001 - one bad control must not end the connection
+            _log.exception("%s: a control failed", play.play_id)
+            text = f"The control failed ({type(error).__name__}); service.log has the details."
+        await socket.send_bytes(pack_report(PlayNotice(level="warning", text=text)))
 
 
 def _add_episode_routes(app: FastAPI, home: Home) -> None:
