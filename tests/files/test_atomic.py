@@ -131,7 +131,8 @@ def test_a_document_is_strict_json_and_comes_back_or_is_none(tmp_path):
     assert read_json(tmp_path / "d.json") == {"loss": "NaN", "path": str(tmp_path)}
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "half.json").write_text("{")
-    assert [read_json(tmp_path / name) for name in ("list.json", "half.json", "none.json")] == [None] * 3
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    assert [read_json(tmp_path / name) for name in ("list.json", "half.json", "none.json", "deep.json")] == [None] * 4
 
 
 def test_a_line_is_appended_behind_one_that_was_torn(tmp_path):

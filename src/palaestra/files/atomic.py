@@ -83,7 +83,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """The object in a JSON file; None if the file is missing or not a JSON object."""
     try:
         data = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return data if isinstance(data, dict) else None
 
