@@ -195,6 +195,22 @@ def test_a_typed_environment_is_chosen_when_the_focus_leaves_its_field(driver):
     assert driver.studio.session.environments.chosen == dock.environment.text() == "MountainCar-v0"
 
 
+def test_a_play_that_is_started_by_key_is_in_the_environment_that_was_typed(driver):
+    dock, session = driver.window.session_dock, driver.studio.session
+    driver.window.show_page("play")
+    driver.window.activateWindow()
+    dock.environment.setFocus()
+    driver.wait(dock.environment.hasFocus)
+    dock.environment.selectAll()
+    driver.qtbot.keyClicks(dock.environment, "Acrobot-v1")
+    dock.environment.completer().popup().hide()
+    driver.window.commands.get("play.start").perform()
+    driver.wait(lambda: session.play.state is not None)
+    assert session.play.state.environment.env_id == "Acrobot-v1"
+    session.end()
+    driver.wait(lambda: session.play.ended is not None)
+
+
 def test_runs_that_are_ticked_are_drawn_together_and_compared(driver, finished):
     table = driver.window.pages["runs"].table
     driver.wait(lambda: all(table.rows.row_of(run_id) >= 0 for run_id in finished))

@@ -277,7 +277,7 @@ class StudioWindow(QMainWindow):
             return studio.session.play.is_open
 
         self.commands.add(
-            Command("play.start", "Start a play", "Play", studio.session.start, "F5"),
+            Command("play.start", "Start a play", "Play", self._start_play, "F5"),
             Command("play.pause", "Pause or continue", "Play", studio.session.toggle_pause, "Ctrl+Space", is_playing),
             Command("play.step", "Single step", "Play", studio.session.step_once, "Ctrl+.", is_playing),
             Command("play.reset", "New episode", "Play", studio.session.reset, "Ctrl+R", is_playing),
@@ -315,6 +315,11 @@ class StudioWindow(QMainWindow):
         for command in self.commands:
             if command.shortcut:
                 self._bind(command)
+
+    def _start_play(self) -> None:
+        """Start a play in the environment that the field shows, even while the user is typing there."""
+        self.session_dock.environment.choose_typed()
+        self.studio.session.start()
 
     def _bind(self, command: Command) -> None:
         shortcut = QShortcut(QKeySequence(command.shortcut), self)

@@ -102,7 +102,7 @@ class EnvironmentField(QLineEdit):
         self.setAccessibleName("Environment")
         self.textEdited.connect(self._search)
         self.returnPressed.connect(lambda: self._choose(self.text()))
-        self.editingFinished.connect(self._choose_typed)
+        self.editingFinished.connect(self.choose_typed)
 
     def show_choice(self, env_id: str) -> None:
         """Show the chosen environment, unless the user is typing."""
@@ -121,8 +121,8 @@ class EnvironmentField(QLineEdit):
     def _search(self, text: str) -> None:
         self._names.setStringList([one.env_id for one in self._studio.session.environments.search(text)])
 
-    def _choose_typed(self) -> None:
-        """Choose what was typed when the focus leaves, for example by a click on `Play`."""
+    def choose_typed(self) -> None:
+        """Choose what was typed, for example before a play is started."""
         if self.isModified():
             self.setModified(False)
             chosen = self._studio.session.environments.chosen
