@@ -24,6 +24,7 @@ from PySide6.QtCore import QObject, Qt, Signal, Slot
 PERIOD_S = 0.005
 LIMIT_S = 0.050
 _SAMPLE_AFTER_S = 0.015
+_ROOT = f"{Path(__file__).parents[1]}/"
 _STACK_DEPTH = 14
 
 
@@ -129,7 +130,8 @@ class EventLoopProbe(QObject):
                 return
             frame = sys._current_frames().get(self._window_thread)
             if frame is not None:
-                block.stacks["".join(traceback.format_stack(frame)[-_STACK_DEPTH:])] += 1
+                stack = "".join(traceback.format_stack(frame)[-_STACK_DEPTH:])
+                block.stacks[stack.replace(_ROOT, "")] += 1
         block.latency_s = self.latencies[-1]
         if block.latency_s > LIMIT_S:
             new_cpu, new_waited = self._read_usage()
