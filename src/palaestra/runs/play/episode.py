@@ -20,7 +20,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
@@ -177,8 +177,20 @@ class EpisodeReader:
 
     def steps(self, first: int = 0, count: int | None = None) -> list[RecordedStep]:
         """The steps from number `first` on."""
-        last = math.inf if count is None else first + count
-        return [step for number, step in enumerate(self._iterate_steps()) if first <= number < last]
+        last = None if count is None else first + count
+        return [self._read_step(number, line) for number, line in enumerate(self._read_lines()[first:last], first)]
+
+    def picture_at(self, number: int) -> bytes:
+        """The picture of a step, or the last one before it. `UnknownRun` if the episode has no such step."""
+        lines = self._read_lines()
+        if number >= len(lines):
+            raise UnknownRun("step", number, f"the episode has {max(0, len(lines) - 1)} steps")
+        # From behind: nearly every step has a picture, and a long episode has thousands of steps before it.
+        for index in range(number, -1, -1):
+            step = self._read_step(index, lines[index])
+            if step.picture is not None:
+                return self.picture(step)
+        raise ConfigError("step", number, "no picture was taken until then", "The environment cannot render")
 
     def picture(self, step: RecordedStep) -> bytes:
         """The picture of a step; empty if it has none."""
@@ -234,19 +246,18 @@ class EpisodeReader:
             if digest != self._sha256.get(name):
                 raise _damage(self.directory, f"{name} was changed after it was recorded")
 
-    def _iterate_steps(self) -> Iterator[RecordedStep]:
+    def _read_lines(self) -> list[bytes]:
         try:
-            lines = (self.directory / _STEPS).read_bytes().split(b"\n")
+            # The last part is empty, or a line that a killed process left incomplete.
+            return (self.directory / _STEPS).read_bytes().split(b"\n")[:-1]
         except OSError as error:
             raise _damage(self.directory, f"{_STEPS} cannot be read ({error.strerror})") from None
-        # The last part is empty, or a line that a killed process left incomplete.
-        for number, line in enumerate(lines[:-1]):
-            try:
-                report = _read_checked(StepReport, line)
-                picture = _read_place(json.loads(line)["picture"])
-            except (ValueError, TypeError, KeyError, RecursionError):
-                raise _damage(self.directory, f"line {number + 1} of {_STEPS} cannot be read") from None
-            yield RecordedStep(report, picture)
+
+    def _read_step(self, number: int, line: bytes) -> RecordedStep:
+        try:
+            return RecordedStep(_read_checked(StepReport, line), _read_place(json.loads(line)["picture"]))
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise _damage(self.directory, f"line {number + 1} of {_STEPS} cannot be read") from None
 
     def _recover(self, record: EpisodeRecord, writer: Any) -> EpisodeRecord:
         """Complete the record of an episode that is still being played or was interrupted."""
@@ -258,7 +269,7 @@ class EpisodeReader:
         except (OverflowError, OSError):  # a number that is no pid
             is_alive = False
         outcome: Outcome = "playing" if is_alive else "interrupted"
-        reports = [step.report for step in self._iterate_steps()]
+        reports = [step.report for step in self.steps()]
         last = reports[-1] if reports else None
         return replace(
             record,

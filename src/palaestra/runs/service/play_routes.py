@@ -8,10 +8,9 @@ from typing import Annotated
 from fastapi import FastAPI, Path, Query, WebSocket
 from fastapi.responses import FileResponse, Response
 
-from palaestra.errors import ConfigError, PalaestraError, UnknownRun
+from palaestra.errors import PalaestraError, UnknownRun
 from palaestra.files.home import Home
 from palaestra.runs.play.episode import (
-    EpisodeReader,
     delete_episode,
     export_video,
     list_episodes,
@@ -168,7 +167,7 @@ def _add_episode_routes(app: FastAPI, home: Home) -> None:
     @router.get("/episodes/{episode_id}/pictures/{step}", response_class=Response, responses=describe_picture())
     def episode_picture(episode_id: _EpisodeId, step: Annotated[int, Path(ge=0, lt=2**31)]) -> Response:
         """The picture of a step, or the last one before it."""
-        data = _find_picture(open_episode(home, episode_id), step)
+        data = open_episode(home, episode_id).picture_at(step)
         return Response(data, media_type=picture_type(data))
 
     @router.get(
@@ -191,13 +190,3 @@ def _add_episode_routes(app: FastAPI, home: Home) -> None:
 def describe_picture() -> dict[int | str, JsonObject]:
     """OpenAPI descriptions of a picture and of its error responses."""
     return {200: {"description": "the picture", **_PICTURE}, **describe_errors(404)}
-
-
-def _find_picture(episode: EpisodeReader, step: int) -> bytes:
-    steps = episode.steps(0, step + 1)
-    if len(steps) <= step:
-        raise UnknownRun("step", step, f"the episode has {max(0, len(steps) - 1)} steps")
-    for candidate in reversed(steps):
-        if candidate.picture is not None:
-            return episode.picture(candidate)
-    raise ConfigError("step", step, "no picture was taken until then", "The environment cannot render")
