@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -84,6 +85,11 @@ def format_columns(rows: Sequence[Sequence[str]], align_right: Sequence[bool] = 
         ).rstrip()
         for row in rows
     ]
+
+
+def format_time(moment: float | None) -> str:
+    """`2026-11-17 18:05:11` in local time; empty if it is unknown."""
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment)) if moment else ""
 
 
 def format_duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from palaestra.runs.checkpoints.deploy import Deployment
 from palaestra.runs.client.client import TrainerService
-from palaestra.runs.play.protocol import LoadPolicy, RemovePolicy
+from palaestra.runs.play.protocol import LoadPolicy
 from palaestra.runs.play.state import PlayState, Report
 from palaestra.runs.record import CheckpointRecord, CheckpointVerification
 from palaestra.runs.series import MetricPoint
@@ -70,10 +70,6 @@ class PolicyLibrary:
             self._session.send(LoadPolicy(checkpoint_id, consent=consent))
         else:
             self._session.start(checkpoint=checkpoint_id, consent=consent)
-
-    def remove(self) -> None:
-        """Let no policy act."""
-        self._session.send(RemovePolicy())
 
     def switch_environment(self, checkpoint_id: str) -> None:
         """Choose the environment that a policy was trained in, and let it act there."""

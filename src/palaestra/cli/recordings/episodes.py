@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +16,7 @@ from palaestra.cli.terminal import (
     format_bytes,
     format_columns,
     format_duration,
+    format_time,
     print_json,
     sanitize_line,
     shorten,
@@ -167,7 +167,7 @@ def _format_record(record: EpisodeRecord) -> tuple[str, ...]:
         record.outcome,
         f"{record.steps:,}",
         f"{record.episode_return:,.1f}",
-        _format_time(record.started),
+        format_time(record.started),
         format_bytes(record.bytes) if record.bytes else "",
         "" if record.success is None else "success" if record.success else "no success",
     )
@@ -190,7 +190,7 @@ def _get_fields(reader: EpisodeReader) -> list[tuple[str, str]]:
         ("success", "" if record.success is None else "yes" if record.success else "no"),
         ("steps", f"{record.steps:,} ({by_human}, {by_agent})"),
         ("return", f"{record.episode_return:,.2f}"),
-        ("started", _format_time(record.started)),
+        ("started", format_time(record.started)),
         ("elapsed", "" if record.ended is None else format_duration(max(0.0, record.ended - record.started))),
         ("size", format_bytes(record.bytes) if record.bytes else ""),
         ("directory", str(reader.directory)),
@@ -221,7 +221,3 @@ def _format_outputs(outputs: dict[str, Any]) -> str:
         elif isinstance(value, str):
             parts.append(f"{name} {value}")
     return shorten(", ".join(parts), _MAX_NAME)
-
-
-def _format_time(moment: float | None) -> str:
-    return "" if not moment else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from palaestra.cli.runs.table import format_phase, format_reason, format_steps
-from palaestra.cli.terminal import format_bytes, format_columns, format_duration, sanitize_line, shorten
+from palaestra.cli.terminal import format_bytes, format_columns, format_duration, format_time, sanitize_line, shorten
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.process.resource_usage import ResourceSample, read_peaks, read_samples
@@ -75,8 +75,8 @@ def _get_fields(reader: RunReader, record: RunRecord) -> list[tuple[str, str]]:
         ("env", shorten(record.env_id, _MAX_NAME)),
         ("attempt", str(record.attempt) if record.attempt > 1 else ""),
         ("earlier", "" if record.archived else _format_earlier_attempts(reader, record)),
-        ("started", _format_time(record.started)),
-        ("ended", _format_time(record.ended) if record.phase.has_ended else ""),
+        ("started", format_time(record.started)),
+        ("ended", format_time(record.ended) if record.phase.has_ended else ""),
         ("elapsed", format_duration(elapsed_s) if record.started is not None else ""),
         ("steps", format_steps(record)),
         ("episodes", f"{record.episodes:,}" if record.episodes else ""),
@@ -153,7 +153,7 @@ def _format_usage_at_exit(attempt: Attempt) -> str:
 def _format_events(reader: RunReader, record: RunRecord) -> list[str]:
     rows = [
         (
-            f"  {_format_time(event.time)}",
+            f"  {format_time(event.time)}",
             event.kind.replace("_", " "),
             format_reason(event.kind, event.reason),
         )
@@ -232,7 +232,3 @@ def _format_number(value: float | str | None, spec: str = "") -> str:
 def _format_value(value: Any) -> str:
     text = "–" if value is None else str(value)
     return text if len(text) <= 40 else text[:39] + "…"
-
-
-def _format_time(moment: float | None) -> str:
-    return "" if moment is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

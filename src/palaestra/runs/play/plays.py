@@ -26,7 +26,7 @@ from palaestra.errors import ConfigError, LaunchRefused, PalaestraError, Unknown
 from palaestra.files.home import Home
 from palaestra.files.run_directory import new_run_id
 from palaestra.redaction import is_secret_name
-from palaestra.runs.play.protocol import Control, LoadPolicy, Message, MessageBuffer, encode_control, pack
+from palaestra.runs.play.protocol import LOAD, REFUSE, Control, LoadPolicy, Message, MessageBuffer, encode_control, pack
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import (
     ALIVE,
@@ -156,7 +156,14 @@ class Play:
             raise LaunchRefused("play", self.env_id, reason, f"See {self._log}") from None
         if self.ended is not None and self.ended.failed:
             place = self.ended.place or "play"
-            raise LaunchRefused(place, self.env_id, self.ended.reason.rstrip("."), self.ended.remedy)
+            raise LaunchRefused(place, self._value_at(place), self.ended.reason.rstrip("."), self.ended.remedy)
+
+    def _value_at(self, place: str) -> object:
+        """The value in the spec that a message of the worker is about."""
+        section, _, name = place.partition(".")
+        if section != "parameters":
+            return self.env_id
+        return self.spec.parameters.get(name) if name else self.spec.parameters
 
     @property
     def env_id(self) -> str:
@@ -205,7 +212,7 @@ class Play:
 
     def load(self, launch: PolicyLaunch) -> None:
         """Ask the worker to load a policy, or to report why it is not loaded."""
-        header: JsonObject = {"type": "load" if launch.status.state == "loading" else "refuse"}
+        header: JsonObject = {"type": LOAD if launch.status.state == "loading" else REFUSE}
         command = None if launch.command is None else dict(launch.command)
         self._write(pack(header | {"status": to_json(launch.status), "command": command}))
 

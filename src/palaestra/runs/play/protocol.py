@@ -20,6 +20,10 @@ _LENGTHS = struct.Struct("<II")
 MAX_HEADER_BYTES = 1 << 22
 MAX_PAYLOAD_BYTES = 1 << 28
 MAX_CONTROL_BYTES = 1 << 16
+LOAD = "load"
+"""Type of the message with which the service asks the worker to start a policy: `status` and `command`."""
+REFUSE = "refuse"
+"""Type of the message with which the service reports a policy that it did not plan: `status`."""
 """Longest message of a client."""
 
 NO_SUCH_PLAY = 4404

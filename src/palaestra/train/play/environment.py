@@ -196,7 +196,10 @@ class ScreenPlay:
         try:
             task = self._session.reset(self._task, seed, **self._parameters)
         except SessionRefused as refusal:
-            raise ConfigError("task", self._task, str(refusal).rstrip("."), "palaestra tasks lists them") from None
+            # What refuses it may have named the task already.
+            reason = str(refusal).removeprefix(f"task = {self._task!r}: ").rstrip(".")
+            remedy = "palaestra tasks lists them"
+            raise ConfigError("task", self._task, reason.removesuffix(remedy).rstrip(". "), remedy) from None
         self._reward = 0.0
         self._screenshot = self._session.screenshot()
         self.description = replace(self.description, instruction=task.instruction, max_episode_steps=task.step_limit)
@@ -253,17 +256,18 @@ def make_rendering_env(env_id: str, parameters: Mapping[str, Any], max_episode_s
         return EnvFactory(name, {**parameters, "render_mode": "rgb_array"}, max_episode_steps)()
     except ConfigError as error:
         if error.place != "env.kwargs":
-            raise _about_play(error) from None
+            raise _rename_place(error) from None
     try:
         # It may take no render mode at all.
         return EnvFactory(name, parameters, max_episode_steps)()
     except ConfigError as error:
-        raise _about_play(error) from None
+        raise _rename_place(error) from None
 
 
-def _about_play(error: ConfigError) -> ConfigError:
+def _rename_place(error: ConfigError) -> ConfigError:
     place = {"env.id": "env_id", "env.kwargs": "parameters"}.get(error.place, error.place)
-    return type(error)(place, error.value, error.reason, error.remedy)
+    remedy = error.remedy.replace("env.kwargs", "parameters").replace("env.id", "env_id")
+    return type(error)(place, error.value, error.reason, remedy)
 
 
 def _open_session(gateway: str | None) -> BlockingSession:

@@ -10,7 +10,6 @@ from palaestra.runs.play.state import CellGrid
 
 _LAKE = {b"S": "start", b"F": "ice", b"H": "hole", b"G": "goal"}
 _TAXI_STOPS = ("red", "green", "yellow", "blue")
-_DOOR_STATES = ("open", "closed", "locked")
 
 
 def grid_reader(env: GymEnv) -> Callable[[], CellGrid] | None:

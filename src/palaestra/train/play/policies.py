@@ -148,11 +148,6 @@ class ActingPolicy:
         """Whether the action for the current observation is known."""
         return bool(self._answer)
 
-    @property
-    def must_be_read(self) -> bool:
-        """Whether its process may send messages."""
-        return self.status.state in ("ready", "loading")
-
     def begin(self, instruction: str, seed: int) -> None:
         """Begin an episode."""
         self.discard()

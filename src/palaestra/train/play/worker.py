@@ -23,7 +23,7 @@ from palaestra.errors import ConfigError, PalaestraError
 from palaestra.files.home import Home
 from palaestra.files.run_directory import new_run_id
 from palaestra.runs.play.episode import EpisodeWriter, new_episode_directory
-from palaestra.runs.play.protocol import Message, MessageBuffer, control_from_header, pack
+from palaestra.runs.play.protocol import LOAD, REFUSE, Message, MessageBuffer, control_from_header, pack
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import ALIVE, EpisodeRecord, PlayEnded, PlayNotice, PolicyStatus, Report, pack_report
 from palaestra.runs.wire import from_json
@@ -34,10 +34,6 @@ from palaestra.train.play.policies import Policy, PolicyProcess, RandomPolicy, c
 _ALIVE_EVERY_S = 1.0
 _READ_BYTES = 1 << 16
 _SEND_BUFFER_BYTES = 4 << 20
-LOAD = "load"
-"""Type of the message with which the service asks the worker to start a policy: `status` and `command`."""
-REFUSE = "refuse"
-"""Type of the message with which the service reports a policy that it did not plan: `status`."""
 
 
 class Worker:

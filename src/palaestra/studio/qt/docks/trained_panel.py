@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from PySide6.QtCore import Qt
@@ -11,6 +10,7 @@ from PySide6.QtWidgets import QFileDialog, QFrame, QInputDialog
 from palaestra.processes.memory import format_bytes
 from palaestra.runs.play.state import PolicyStatus
 from palaestra.studio.model.checkpoints import CheckpointCard, CheckpointGroup
+from palaestra.studio.model.runs import format_time
 from palaestra.studio.qt.parts import (
     Badge,
     Elided,
@@ -109,7 +109,7 @@ class TrainedPanel(View):
         if card.is_deployed:
             badges.addWidget(Badge(self.theme, "deployed", "success"))
         badges.addWidget(Badge(self.theme, card.integrity, _TONES[card.integrity]))
-        when = time.strftime("%d %b %H:%M", time.localtime(record.created))
+        when = format_time(record.created)
         score = "" if record.metric is None else f" · score {record.metric:.4g}"
         facts = f"{when} · {format_bytes(record.size_bytes)} · {record.profile}{score}"
         layout = column(

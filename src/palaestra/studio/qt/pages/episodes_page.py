@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QComboBox, QFileDialog, QListWidget, QListWidgetIt
 
 from palaestra.runs.play.state import EpisodeRecord
 from palaestra.studio.model.replay import SPEEDS
+from palaestra.studio.model.runs import format_time
 from palaestra.studio.qt.icons import icon
 from palaestra.studio.qt.pages.play_page import format_action, format_outputs
 from palaestra.studio.qt.parts import (
@@ -204,7 +205,7 @@ class ReplayPlayer(View):
 def _describe(record: EpisodeRecord) -> str:
     if record.problem:
         return f"{record.episode_id}\n{record.problem}"
-    when = time.strftime("%d %b %H:%M", time.localtime(record.started))
+    when = format_time(record.started)
     by = {"human": "you", "hybrid": "you and agent", "agent": record.policy or "agent"}[record.mode]
     return (
         f"{record.env_id} · {by}\n{when} · {record.steps} steps · return {record.episode_return:.4g} · {record.outcome}"

@@ -85,8 +85,6 @@ class RunRows(QAbstractTableModel):
             return None
         one = COLUMNS[index.column() - 1]
         if role == Qt.ItemDataRole.DisplayRole:
-            if one.name == "created":
-                return time.strftime("%d %b %H:%M", time.localtime(record.created)) if record.created else ""
             return one.text(record, time.time())
         if role == Qt.ItemDataRole.ForegroundRole and one.name == "phase":
             return QColor(getattr(self._theme, TONES[record.phase]))
