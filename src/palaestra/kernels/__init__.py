@@ -1,1 +1,1 @@
-"""Numba kernels on plain arrays: small networks, PPO and CartPole. They use no class of the package."""
+"""Kernels on plain arrays: small networks, PPO, CartPole and tables of values. They use no class of the package."""
