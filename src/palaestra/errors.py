@@ -4,6 +4,7 @@
     ├── ConfigError                input refused before anything is started or written; exit code 2
     │   ├── UnknownEnvironment       no environment has this id; the message has the closest names
     │   ├── CheckpointError          a checkpoint is damaged, incomplete or does not match
+    │   ├── DatasetError             a dataset is missing, damaged, of another version or does not match
     │   ├── StateDirectoryLocked     another run service uses the state directory
     │   ├── UnknownRun               no run has this id, or several start with it
     │   └── LaunchRefused            a preflight check failed; nothing was started
@@ -63,6 +64,10 @@ class UnknownEnvironment(ConfigError):
 
 class CheckpointError(ConfigError):
     """A checkpoint that is damaged or does not match; nothing was changed."""
+
+
+class DatasetError(ConfigError):
+    """A dataset that is missing, damaged, of another version or does not match; nothing was changed."""
 
 
 class SessionRefused(PalaestraError):

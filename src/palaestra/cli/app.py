@@ -94,6 +94,15 @@ COMMANDS: Mapping[str, str | Group] = {
             "delete": "palaestra.cli.recordings.episodes:delete_command",
         },
     ),
+    "datasets": Group(
+        "List, create, verify and remove datasets to learn from.",
+        {
+            "list": "palaestra.cli.datasets:list_command",
+            "show": "palaestra.cli.datasets:show_command",
+            "create": "palaestra.cli.datasets:create_command",
+            "verify": "palaestra.cli.datasets:verify_command",
+        },
+    ),
     "envs": "palaestra.cli.catalog:envs",
     "tasks": "palaestra.cli.catalog:tasks",
     "runners": "palaestra.cli.catalog:runners",

@@ -7,6 +7,7 @@ var/training/                     under $PALAESTRA_HOME, else under the current 
     checkpoints/<id>/             imported or deployed ones        deployed/<env>.json     deployed checkpoint
     archive/<run_id>.tar.gz       archived runs                    trash/<run_id>.<time>/  deleted runs
     episodes/<episode_id>/        recorded episodes of plays       presets/<kind>/<name>.json     values of forms
+    datasets/<dataset_id>/        offline data in Minari's layout: `experience.datasets`
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ class Home:
     """Deleted runs, until they are purged."""
     episodes = PathIn("episodes")
     """Recorded episodes of plays."""
+    datasets = PathIn("datasets")
+    """Datasets to learn from, in the layout of Minari."""
     presets = PathIn("presets")
     """Named values of forms."""
     service = PathIn("service")

@@ -1,0 +1,224 @@
+"""`palaestra datasets`: list, show, create, import, download, verify and prune datasets to learn from."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from palaestra.cli.terminal import (
+    JsonOption,
+    format_bytes,
+    format_columns,
+    format_time,
+    print_json,
+    sanitize_line,
+    shorten,
+)
+from palaestra.errors import ConfigError, DatasetError
+from palaestra.files.home import Home
+
+if TYPE_CHECKING:
+    from palaestra.experience.datasets import Dataset, DatasetSummary
+
+_DATASET_HELP = "Dataset id, such as pendulum/medium-v0."
+_TITLES = ("DATASET", "ENV", "STEPS", "EPISODES", "RANDOM", "EXPERT", "SIZE", "LAST USED", "STATE")
+_ALIGN_RIGHT = (False, False, True, True, True, True, True, False, False)
+
+DatasetArgument = Annotated[str, typer.Argument(metavar="DATASET", help=_DATASET_HELP, show_default=False)]
+
+
+def list_command(
+    env: Annotated[str | None, typer.Option(metavar="ENV", help="Only data of this environment.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """List datasets and whether their files were verified."""
+    from palaestra.experience.datasets import list_datasets
+
+    rows = [row for row in list_datasets(Home.default().datasets) if env in (None, row.env_id)]
+    if as_json:
+        print_json([asdict(row) for row in rows])
+        return
+    if not rows:
+        hint = "No datasets yet. Make one: palaestra datasets create pendulum/random-v0 --env Pendulum-v1 --steps 20000"
+        print("No matching dataset." if env else hint)
+        return
+    print("\n".join(format_columns([_TITLES, *map(_format_row, rows)], _ALIGN_RIGHT)))
+    for row in rows:
+        if row.problem:
+            print(sanitize_line(f"{row.dataset_id}: {row.problem}"), file=sys.stderr)
+
+
+def show_command(dataset: DatasetArgument, as_json: JsonOption = False) -> None:
+    """Show the facts of a dataset, after verifying it."""
+    from palaestra.experience.datasets import find_dataset
+
+    found = find_dataset(dataset, Home.default().datasets)
+    if as_json:
+        print_json(_dataset_data(found))
+        return
+    print("\n".join(format_columns([(title, text) for title, text in _get_fields(found) if text])))
+
+
+def verify_command(
+    names: Annotated[list[str] | None, typer.Argument(metavar="DATASET", help=_DATASET_HELP)] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Verify all datasets.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Verify the SHA-256 of all files of datasets.
+
+    Exit code 1 if one does not match.
+    """
+    from palaestra.experience.datasets import find_dataset, list_datasets
+
+    root = Home.default().datasets
+    if bool(names) == everything:
+        raise ConfigError("dataset", names or [], "nothing to verify", "Give dataset ids, or --all")
+    results = []
+    for name in [row.dataset_id for row in list_datasets(root)] if everything else names or []:
+        try:
+            dataset = find_dataset(name, root)
+            problem, sha256 = "", dataset.sha256
+        except DatasetError as error:
+            if not everything and not (root / name / "data").is_dir():
+                raise
+            problem, sha256 = f"{error.reason}. {error.remedy}", ""
+        results.append({"dataset_id": name, "fits": not problem, "problem": problem, "sha256": sha256})
+        if not as_json:
+            print(sanitize_line(f"{name} {problem and 'does not match: '}{problem or 'verified'}"))
+    if as_json:
+        print_json(results)
+    if not all(result["fits"] for result in results):
+        raise typer.Exit(1)
+
+
+def create_command(
+    dataset_id: DatasetArgument,
+    env: Annotated[str, typer.Option(metavar="ENV", help="Environment id. Default: that of --checkpoint.")] = "",
+    policy: Annotated[
+        str, typer.Option(metavar="NAME", help="random (default), or a function package.module:function(observation).")
+    ] = "",
+    checkpoint: Annotated[
+        str, typer.Option(metavar="RUN_OR_CHECKPOINT", help="Run id, run directory or checkpoint that acts.")
+    ] = "",
+    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the actions of the checkpoint.")] = False,
+    noise: Annotated[float, typer.Option(metavar="SHARE", help="Share of actions that are random.")] = 0.0,
+    steps: Annotated[int | None, typer.Option(metavar="N", help="Number of steps.")] = None,
+    num_episodes: Annotated[int | None, typer.Option(metavar="N", help="Number of whole episodes.")] = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of environments and actions.")] = 0,
+    score_episodes: Annotated[
+        int, typer.Option(metavar="N", help="Episodes for the reference scores (0: measure none).")
+    ] = 20,
+    expert_checkpoint: Annotated[
+        str, typer.Option(metavar="RUN_OR_CHECKPOINT", help="Measure the expert score with this checkpoint.")
+    ] = "",
+    expert_score: Annotated[float | None, typer.Option(metavar="X", help="Expert score, if it is known.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Collect a dataset with a policy.
+
+    The same arguments give the same data.
+    """
+    from palaestra.files.run_directory import find_checkpoint
+    from palaestra.train.collection.collect import Amount
+    from palaestra.train.collection.create import CollectionPlan, collect_dataset
+
+    home = Home.default()
+    amount = Amount(steps, num_episodes)
+    plan = CollectionPlan(
+        dataset_id=dataset_id,
+        amount=amount,
+        env_id=env,
+        policy=policy or ("" if checkpoint else "random"),
+        checkpoint=find_checkpoint(checkpoint, home.runs) if checkpoint else None,
+        deterministic=not stochastic,
+        noise=noise,
+        seed=seed,
+        score_episodes=score_episodes,
+        expert_checkpoint=find_checkpoint(expert_checkpoint, home.runs) if expert_checkpoint else None,
+        expert_score=expert_score,
+    )
+    unit, total = ("steps", amount.steps) if amount.steps else ("episodes", amount.episodes)
+    with _progress("collecting", total or 0, unit) as advance:
+        dataset = collect_dataset(
+            home.datasets, plan, lambda steps, episodes: advance(steps if unit == "steps" else episodes)
+        )
+    _print_made(dataset, as_json, "created")
+
+
+@contextmanager
+def _progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """A progress bar on standard error if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def _print_made(dataset: Dataset, as_json: bool, verb: str) -> None:
+    if as_json:
+        print_json(_dataset_data(dataset))
+        return
+    amounts = f"{dataset.total_steps:,} steps in {dataset.total_episodes:,} episodes of {dataset.env_id}"
+    scores = f"random score {_format_score(dataset.random_score)}, expert score {_format_score(dataset.expert_score)}"
+    print(sanitize_line(f"{dataset.dataset_id} {verb}: {amounts}; {scores}"))
+
+
+def _dataset_data(dataset: Dataset) -> dict[str, Any]:
+    from palaestra.experience.datasets.spaces import space_to_json
+
+    keys = ("dataset_id", "env_id", "total_steps", "total_episodes", "random_score", "expert_score", "sha256", "about")
+    spaces = {name: space_to_json(getattr(dataset, name)) for name in ("observation_space", "action_space")}
+    return {key: getattr(dataset, key) for key in keys} | {"path": str(dataset.path), **spaces, "state": "verified"}
+
+
+def _get_fields(dataset: Dataset) -> list[tuple[str, str]]:
+    facts = [(key.replace("_", " "), str(value)) for key, value in dataset.about.items() if value not in (None, {}, "")]
+    return [
+        ("dataset", dataset.dataset_id),
+        ("env", dataset.env_id),
+        ("steps", f"{dataset.total_steps:,}"),
+        ("episodes", f"{dataset.total_episodes:,}"),
+        ("observation", shorten(str(dataset.observation_space), 120)),
+        ("action", shorten(str(dataset.action_space), 120)),
+        ("random score", _format_score(dataset.random_score)),
+        ("expert score", _format_score(dataset.expert_score)),
+        *((title, shorten(text, 120)) for title, text in facts),
+        ("sha256", dataset.sha256),
+        ("directory", str(dataset.path)),
+        ("state", "verified"),
+    ]
+
+
+def _format_row(row: DatasetSummary) -> tuple[str, ...]:
+    return (
+        row.dataset_id,
+        shorten(row.env_id, 40),
+        f"{row.total_steps:,}",
+        f"{row.total_episodes:,}",
+        _format_score(row.random_score),
+        _format_score(row.expert_score),
+        format_bytes(row.size_bytes),
+        format_time(row.last_used)[:16],
+        "not verified" if row.state == "unverified" else row.state,
+    )
+
+
+def _format_score(score: float | None) -> str:
+    return "unknown" if score is None else f"{score:,.1f}"

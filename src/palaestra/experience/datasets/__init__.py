@@ -1,0 +1,52 @@
+"""Datasets to learn from without an environment: Minari's layout on disk, verified by a manifest of SHA-256 digests.
+
+    dataset     find, list, open and write datasets
+    manifest    ids, digests, verification
+    spaces      supported spaces and their JSON
+    storage     episodes in HDF5
+
+Free of torch, so that the run service can list and check datasets. h5py is imported when data is read or written.
+"""
+
+from typing import TYPE_CHECKING
+
+from palaestra.lazy import lazy_attributes
+
+if TYPE_CHECKING:
+    from palaestra.experience.datasets.dataset import (
+        Dataset,
+        DatasetFacts,
+        DatasetSummary,
+        create_dataset,
+        delete_dataset,
+        find_dataset,
+        list_datasets,
+    )
+    from palaestra.experience.datasets.storage import Episode, TransitionArrays
+
+__all__ = [
+    "Dataset",
+    "DatasetFacts",
+    "DatasetSummary",
+    "Episode",
+    "TransitionArrays",
+    "create_dataset",
+    "delete_dataset",
+    "find_dataset",
+    "list_datasets",
+]
+
+__getattr__, __dir__ = lazy_attributes(
+    __name__,
+    {
+        "Dataset": "dataset",
+        "DatasetFacts": "dataset",
+        "DatasetSummary": "dataset",
+        "Episode": "storage",
+        "TransitionArrays": "storage",
+        "create_dataset": "dataset",
+        "delete_dataset": "dataset",
+        "find_dataset": "dataset",
+        "list_datasets": "dataset",
+    },
+)

@@ -1,0 +1,337 @@
+"""Episodes in the HDF5 layout of Minari: one group per episode, one contiguous array per quantity.
+
+    episode_0/  attributes id, seed, total_steps
+        observations      [T + 1, ...], or a group with one array per leaf of a Dict
+        actions  rewards  terminations  truncations      [T, ...]
+
+h5py's comfortable classes take about 0.2 ms per array, which is a minute for the 250,000 arrays of a million steps of
+CartPole. Episodes are therefore written through its low-level functions, and an index of their places in the file lets
+a reader copy them without asking HDF5 at all. Files of others, which have no index, are read through HDF5.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from palaestra.errors import ConfigError, DatasetError
+from palaestra.experience.datasets.spaces import Array, Arrays, Leaf, Space, action_leaf, observation_leaves
+from palaestra.processes.memory import check_fits_in_memory
+
+METADATA, MAIN = "metadata.json", "main_data.hdf5"
+_AGAIN = "Create, import or download it again"
+_SCALARS = {"rewards": np.float32, "terminations": np.bool_, "truncations": np.bool_}
+_MIN_IMAGE = 32
+
+
+class TransitionArrays(NamedTuple):
+    """The steps of a dataset, episode after episode and in time order. Every array is `[n, ...]`."""
+
+    observation: Arrays
+    """One array, or for a `Dict` space one per leaf."""
+    action: Array
+    reward: NDArray[np.float32]
+    next_observation: Arrays
+    """The observation after the action, also at the end of an episode."""
+    terminated: NDArray[np.bool_]
+    """The task ended here: the future is worth nothing."""
+    truncated: NDArray[np.bool_]
+    """The episode was cut off here: the future is worth the value of `next_observation`."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One episode of T steps, T at least 1."""
+
+    observations: Mapping[str, Array]
+    """`[T + 1, ...]` per leaf; the name of a single array is empty."""
+    actions: Array
+    rewards: Array
+    terminated: Array
+    truncated: Array
+    seed: int | None = None
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    @property
+    def total_reward(self) -> float:
+        """Sum of the rewards."""
+        return float(np.sum(self.rewards, dtype=np.float64))
+
+
+class ArrayLayout:
+    """The arrays of a dataset with these spaces, in the order of the index."""
+
+    def __init__(self, observation_space: Space, action_space: Space) -> None:
+        self.observations = observation_leaves(observation_space)
+        self.action = action_leaf(action_space)
+        self.is_dict = isinstance(observation_space, spaces.Dict)
+
+    @property
+    def step_bytes(self) -> int:
+        """Bytes of one stored step."""
+        return sum(leaf.row_bytes for leaf in self.observations) + self.action.row_bytes + 6
+
+    def names(self) -> list[str]:
+        """Paths of the arrays inside the group of an episode."""
+        observations = [f"observations/{leaf.name}".rstrip("/") for leaf in self.observations]
+        return [*observations, "actions", *_SCALARS]
+
+    def check(self, episode: Episode, place: str) -> list[Array]:
+        """The arrays of an episode in the order of `names`; `DatasetError` about `place` for wrong or NaN values."""
+        T = len(episode)
+        if T == 0:
+            raise DatasetError(place, 0, "has no steps", "Leave it out")
+        arrays = []
+        for leaf in self.observations:
+            name = f"observations[{leaf.name!r}]" if leaf.name else "observations"
+            arrays.append(_convert(episode.observations.get(leaf.name), leaf, T + 1, f"{place}.{name}"))
+        arrays.append(_convert(episode.actions, self.action, T, f"{place}.actions"))
+        for name, values in zip(_SCALARS, (episode.rewards, episode.terminated, episode.truncated), strict=True):
+            leaf = Leaf(name, spaces.Box(-np.inf, np.inf), (), np.dtype(_SCALARS[name]))
+            arrays.append(_convert(values, leaf, T, f"{place}.{name}"))
+        return arrays
+
+
+def _convert(values: Any, leaf: Leaf, length: int, place: str) -> Array:
+    if values is None:
+        raise DatasetError(place, None, "is missing", "Record it")
+    array = np.asarray(values)
+    if array.shape != (length, *leaf.shape):
+        reason = f"has shape {list(array.shape)}; the space and the length of the episode demand another"
+        raise DatasetError(place, list(array.shape), reason, f"Give {[length, *leaf.shape]}")
+    if array.dtype.kind not in "biuf":
+        raise DatasetError(place, str(array.dtype), "is not an array of numbers", "Give numbers")
+    if array.dtype.kind == "f" and not np.isfinite(array).all():
+        row = int(np.argmin(np.isfinite(array.reshape(length, -1)).all(axis=1)))
+        raise DatasetError(place, f"row {row}", "is NaN or infinite", "Remove the episode")
+    if isinstance(leaf.space, spaces.Discrete | spaces.MultiDiscrete):
+        low = np.asarray(leaf.space.start)
+        high = low + (leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec)
+        if ((array < low) | (array >= high)).any():
+            raise DatasetError(place, int(array.max()), f"a value is outside {leaf.space}", "Check the spaces")
+    return np.ascontiguousarray(array.astype(leaf.dtype))
+
+
+def import_h5py() -> ModuleType:
+    """The module h5py; `ConfigError` with the command that installs it."""
+    try:
+        import h5py
+    except ImportError:
+        raise ConfigError("h5py", None, "is not installed", "pip install 'palaestra[offline]'") from None
+    module: ModuleType = h5py
+    return module
+
+
+@contextmanager
+def open_hdf5(path: Path, place: str = "dataset") -> Iterator[Any]:
+    """Open an HDF5 file for reading; `DatasetError` about `place` if it is none."""
+    h5py = import_h5py()
+    try:
+        file = h5py.File(path, "r", locking=False)
+    except OSError as error:
+        reason = f"{path.name} is not an HDF5 file that can be read ({_first_line(error)})"
+        raise DatasetError(place, str(path), reason, _AGAIN) from None
+    with file:
+        yield file
+
+
+class EpisodeFile:
+    """Appends episodes to a new HDF5 file, and knows where each of their arrays begins in it."""
+
+    def __init__(self, path: Path, layout: ArrayLayout) -> None:
+        self._h5py, self._layout = import_h5py(), layout
+        self._file = self._h5py.File(path, "w")
+        self._names = layout.names()
+        self._rows: list[list[int]] = []
+        self.num_steps = 0
+        h5p = self._h5py.h5p
+        self._link_creation = h5p.create(h5p.LINK_CREATE)
+        self._link_creation.set_create_intermediate_group(True)
+        self._creation = h5p.create(h5p.DATASET_CREATE)
+        # Times in the file would give the same data another digest.
+        self._creation.set_obj_track_times(False)
+
+    @property
+    def num_episodes(self) -> int:
+        """Number of episodes written."""
+        return len(self._rows)
+
+    def add(self, episode: Episode) -> None:
+        """Append an episode; `DatasetError` if its arrays do not fit the spaces."""
+        h5s, h5d, h5t = self._h5py.h5s, self._h5py.h5d, self._h5py.h5t
+        number = len(self._rows)
+        arrays = self._layout.check(episode, f"episode {number}")
+        group = self._h5py.h5g.create(self._file.id, f"episode_{number}".encode())
+        self._write_attribute(group, b"id", number)
+        if episode.seed is not None:
+            self._write_attribute(group, b"seed", episode.seed)
+        self._write_attribute(group, b"total_steps", len(episode))
+        row = [len(episode)]
+        for name, array in zip(self._names, arrays, strict=True):
+            kind = h5t.py_create(array.dtype, logical=True)
+            shape = h5s.create_simple(array.shape)
+            dataset = h5d.create(group, name.encode(), kind, shape, self._creation, self._link_creation)
+            dataset.write(h5s.ALL, h5s.ALL, array)
+            row.append(dataset.get_offset())
+        self._rows.append(row)
+        self.num_steps += len(episode)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def index(self) -> bytes:
+        """The index as an `.npy` file: per episode its length and the offset of every array."""
+        buffer = io.BytesIO()
+        np.save(buffer, np.array(self._rows, np.int64).reshape(len(self._rows), 1 + len(self._names)))
+        return buffer.getvalue()
+
+    def _write_attribute(self, group: Any, name: bytes, value: int) -> None:
+        h5s, h5t = self._h5py.h5s, self._h5py.h5t
+        number = np.array(value, np.int64)
+        self._h5py.h5a.create(group, name, h5t.py_create(number.dtype), h5s.create(h5s.SCALAR)).write(number)
+
+
+class _Buffers:
+    """The arrays of all transitions while they are filled."""
+
+    def __init__(self, layout: ArrayLayout, num_steps: int) -> None:
+        self._layout = layout
+        self.now = {leaf.name: np.empty((num_steps, *leaf.shape), leaf.dtype) for leaf in layout.observations}
+        self.next = {name: np.empty_like(array) for name, array in self.now.items()}
+        self.rest: list[Array] = [np.empty((num_steps, *layout.action.shape), layout.action.dtype)]
+        self.rest += [np.empty(num_steps, dtype) for dtype in _SCALARS.values()]
+
+    def put(self, start: int, arrays: Sequence[Array]) -> int:
+        """Copy the arrays of one episode, in the order of `ArrayLayout.names`; returns the next start."""
+        count = len(self._layout.observations)
+        end = start + len(arrays[-1])
+        for leaf, rows in zip(self._layout.observations, arrays[:count], strict=True):
+            self.now[leaf.name][start:end] = rows[:-1]
+            self.next[leaf.name][start:end] = rows[1:]
+        for target, rows in zip(self.rest, arrays[count:], strict=True):
+            target[start:end] = rows
+        # A collector may stop within an episode without saying so; its last step still ends it.
+        terminated, truncated = self.rest[-2:]
+        truncated[end - 1] |= not terminated[end - 1]
+        return end
+
+    def finish(self) -> TransitionArrays:
+        action, reward, terminated, truncated = self.rest
+        now, after = (self.now, self.next) if self._layout.is_dict else (self.now[""], self.next[""])
+        return TransitionArrays(now, action, reward, after, terminated, truncated)
+
+
+def check_memory(layout: ArrayLayout, num_steps: int, dataset_id: str) -> None:
+    """Raise `ConfigError` if the transitions of a dataset do not fit into memory."""
+    observations = sum(leaf.row_bytes for leaf in layout.observations) * num_steps
+    parts = {"observations": observations, "next observations": observations}
+    parts["actions and rewards"] = (layout.action.row_bytes + 6) * num_steps
+    check_fits_in_memory("dataset", dataset_id, parts, "Use a smaller dataset, or a machine with more memory")
+
+
+def read_with_index(path: Path, index: Path, layout: ArrayLayout, num_steps: int) -> TransitionArrays:
+    """Copy all transitions from a file whose index says where they are."""
+    rows = np.load(index, allow_pickle=False)
+    names = layout.names()
+    if rows.ndim != 2 or rows.shape[1] != 1 + len(names) or rows.dtype != np.int64 or rows[:, 0].sum() != num_steps:
+        raise DatasetError("dataset", str(index), "does not fit the metadata of the dataset", _AGAIN)
+    leaves: list[tuple[tuple[int, ...], np.dtype[Any], int]]
+    leaves = [(leaf.shape, leaf.dtype, 1) for leaf in layout.observations]
+    leaves += [(layout.action.shape, layout.action.dtype, 0)]
+    leaves += [((), np.dtype(dtype), 0) for dtype in _SCALARS.values()]
+    buffers, start = _Buffers(layout, num_steps), 0
+    file = np.memmap(path, np.uint8, "r")
+    try:
+        for length, *offsets in rows.tolist():
+            arrays = [
+                np.ndarray((length + more, *shape), dtype, file, offset)
+                for (shape, dtype, more), offset in zip(leaves, offsets, strict=True)
+            ]
+            start = buffers.put(start, arrays)
+    except (TypeError, ValueError) as error:  # beyond the end of the file
+        raise DatasetError("dataset", str(index), f"points outside {path.name} ({error})", _AGAIN) from None
+    return buffers.finish()
+
+
+def read_episodes(path: Path, layout: ArrayLayout, num_episodes: int, num_steps: int) -> TransitionArrays:
+    """Read all transitions of a file of Minari; `DatasetError` if it does not fit its metadata."""
+    buffers, start = _Buffers(layout, num_steps), 0
+    with open_hdf5(path) as file:
+        for number in range(num_episodes):
+            arrays = layout.check(read_episode(file, layout, number), f"episode {number}")
+            if start + len(arrays[-1]) > num_steps:
+                break
+            start = buffers.put(start, arrays)
+        else:
+            number = num_episodes
+    if start != num_steps or number != num_episodes:
+        reason = f"its episodes hold other numbers of steps than the {num_steps:,} of its metadata"
+        raise DatasetError("dataset", str(path), reason, _AGAIN)
+    return buffers.finish()
+
+
+def read_episode(file: Any, layout: ArrayLayout, number: int) -> Episode:
+    """One episode of an open file; `DatasetError` if it is incomplete, or if an array refers to another file."""
+    group = f"episode_{number}"
+    observations = {
+        leaf.name: read_array(file, f"{group}/observations/{leaf.name}".rstrip("/"), leaf)
+        for leaf in layout.observations
+    }
+    actions, rewards, terminated, truncated = (read_array(file, f"{group}/{name}") for name in ("actions", *_SCALARS))
+    return Episode(observations, actions, rewards, terminated, truncated)
+
+
+def read_array(file: Any, name: str, leaf: Leaf | None = None) -> Array:
+    """An array of an HDF5 file that lies in this file and holds plain numbers; otherwise `DatasetError`."""
+    dataset = find_array(file, name)
+    if leaf is not None and _is_jpeg(dataset, leaf):
+        raise DatasetError(name, str(dataset.dtype), "holds JPEG pictures, which are lossy", "Use an uncompressed set")
+    if dataset.dtype.kind not in "biuf":
+        raise DatasetError(name, str(dataset.dtype), "is not an array of numbers", "Convert it to numbers")
+    try:
+        array: Array = dataset[()]
+    except (OSError, ValueError, MemoryError) as error:
+        raise DatasetError(name, str(file.filename), f"cannot be read ({_first_line(error)})", _AGAIN) from None
+    return array
+
+
+def find_array(file: Any, name: str) -> Any:
+    """The HDF5 dataset with this name. Links and layouts that lead to other files are refused before they are read."""
+    h5py = import_h5py()
+    place, path = file, ""
+    for part in name.split("/"):
+        path = f"{path}/{part}".lstrip("/")
+        link = place.get(part, getlink=True) if isinstance(place, h5py.Group) and part in place.keys() else None
+        if link is None:
+            raise DatasetError(name, str(file.filename), f"has no {path}", "Check that it is a complete dataset")
+        if not isinstance(link, h5py.HardLink):
+            raise DatasetError(name, str(file.filename), f"{path} is a link", "Copy the data into one file: h5repack")
+        place = place[part]
+    if not isinstance(place, h5py.Dataset):
+        raise DatasetError(name, str(file.filename), "is a group, not an array", "Check that it is a complete dataset")
+    properties = place.id.get_create_plist()
+    if place.is_virtual or properties.get_external_count():
+        reason = "its data lies in other files"
+        raise DatasetError(name, str(file.filename), reason, "Copy the data into one file: h5repack")
+    return place
+
+
+def _is_jpeg(dataset: Any, leaf: Leaf) -> bool:
+    is_image = leaf.dtype == np.uint8 and len(leaf.shape) in (2, 3) and min(leaf.shape[:2]) >= _MIN_IMAGE
+    return is_image and tuple(dataset.shape[1:]) != leaf.shape
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,138 @@
+"""Creates a dataset from a plan: which environment, which behaviour, how much, and the reference scores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from palaestra.env.make import EnvConfig, make_env
+from palaestra.env.vector import VectorEnv
+from palaestra.errors import ConfigError
+from palaestra.experience.datasets import Dataset, create_dataset, find_dataset
+from palaestra.experience.datasets.dataset import check_new
+from palaestra.experience.datasets.storage import import_h5py
+from palaestra.train.collection.behaviours import (
+    Behaviour,
+    CheckpointBehaviour,
+    NoisyBehaviour,
+    RandomBehaviour,
+    ScriptedBehaviour,
+)
+from palaestra.train.collection.collect import (
+    SCORE_SEED,
+    Amount,
+    base_env_id,
+    collect_episodes,
+    collection_config,
+    describe_collection,
+    random_score,
+)
+
+_MAX_SEED = 2**32 - 1
+RANDOM = "random"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionPlan:
+    """What `palaestra datasets create` is asked for."""
+
+    dataset_id: str
+    amount: Amount
+    env_id: str = ""
+    """Empty: the environment of the checkpoint."""
+    env_kwargs: dict[str, Any] | None = None
+    """None: those of the checkpoint, or none."""
+    policy: str = ""
+    """`random`, or the address of a function; empty with a checkpoint."""
+    checkpoint: Path | None = None
+    deterministic: bool = True
+    """The checkpoint takes its most likely actions."""
+    noise: float = 0.0
+    """Share of actions that are replaced by random ones."""
+    seed: int = 0
+    score_episodes: int = 20
+    """Episodes for each reference score; 0 measures none."""
+    expert_checkpoint: Path | None = None
+    expert_score: float | None = None
+
+    def check(self) -> None:
+        """Raise `ConfigError` for options that exclude each other or lie outside their range."""
+        if bool(self.policy) == (self.checkpoint is not None):
+            reason = "give either --policy or --checkpoint"
+            raise ConfigError("--policy", self.policy, reason, "For example --policy random")
+        if not self.env_id and self.checkpoint is None:
+            raise ConfigError("--env", "", "required and not given", "For example --env Pendulum-v1")
+        if not 0 <= self.seed <= _MAX_SEED:
+            raise ConfigError("--seed", self.seed, f"must lie between 0 and {_MAX_SEED}")
+        if self.score_episodes < 0:
+            raise ConfigError("--score-episodes", self.score_episodes, "must not be negative", "0 measures no score")
+        if not 0.0 <= self.noise <= 1.0:
+            raise ConfigError("--noise", self.noise, "must lie between 0 and 1", "It is the share of random actions")
+        if self.expert_score is not None and self.expert_checkpoint is not None:
+            raise ConfigError(
+                "--expert-score", self.expert_score, "--expert-checkpoint is given too", "Give one of them"
+            )
+        if self.expert_score is not None and not math.isfinite(self.expert_score):
+            raise ConfigError("--expert-score", self.expert_score, "is not a finite number")
+
+
+def collect_dataset(root: Path, plan: CollectionPlan, report: Callable[[int, int], None] | None = None) -> Dataset:
+    """Collect and write a dataset; `report` is called with the steps and episodes that were added."""
+    plan.check()
+    check_new(root, plan.dataset_id)
+    import_h5py()
+    config = collection_config(_read_env(plan), plan.amount)
+    env = make_env(config)
+    try:
+        behaviour = _make_behaviour(plan, env)
+        facts = describe_collection(plan.dataset_id, config, env, seed=plan.seed, **behaviour.describe())
+        with create_dataset(root, replace(facts, algorithm=str(facts.about["policy"]))) as writer:
+            for episode in collect_episodes(env, behaviour, plan.amount, seed=plan.seed):
+                writer.add(episode)
+                if report is not None:
+                    report(len(episode), 1)
+            low = random_score(env, episodes=plan.score_episodes, seed=plan.seed) if plan.score_episodes else None
+            writer.facts = replace(writer.facts, random_score=low, expert_score=_measure_expert(plan))
+    finally:
+        env.close()
+    return find_dataset(plan.dataset_id, root)
+
+
+def _read_env(plan: CollectionPlan) -> EnvConfig:
+    """The environment of the plan, with the settings of the checkpoint if it is the same one."""
+    given = EnvConfig(id=plan.env_id, kwargs=plan.env_kwargs or {}) if plan.env_id else None
+    if plan.checkpoint is None:
+        assert given is not None
+        return given
+    from palaestra.learner.checkpoint import load_checkpoint
+    from palaestra.train.config import config_from
+
+    trained = config_from(load_checkpoint(plan.checkpoint, kind="vector").about["config"]).env
+    if given is not None and base_env_id(given.id) != base_env_id(trained.id):
+        reason = f"the checkpoint was trained in {trained.id}"
+        raise ConfigError("--env", given.id, reason, "Leave --env out, or choose another checkpoint")
+    kwargs = trained.kwargs if plan.env_kwargs is None else plan.env_kwargs
+    return EnvConfig(id=trained.id, kwargs=kwargs, max_episode_steps=trained.max_episode_steps)
+
+
+def _make_behaviour(plan: CollectionPlan, env: VectorEnv) -> Behaviour:
+    behaviour: Behaviour
+    if plan.checkpoint is not None:
+        behaviour = CheckpointBehaviour(plan.checkpoint, env, deterministic=plan.deterministic)
+    elif plan.policy == RANDOM:
+        behaviour = RandomBehaviour(env.action_space)
+    else:
+        behaviour = ScriptedBehaviour(plan.policy, env.action_space)
+    return NoisyBehaviour(behaviour, env.action_space, plan.noise) if plan.noise else behaviour
+
+
+def _measure_expert(plan: CollectionPlan) -> float | None:
+    if plan.expert_checkpoint is None or not plan.score_episodes:
+        return plan.expert_score
+    from palaestra.train.vector import evaluate_checkpoint
+
+    seed = plan.seed + SCORE_SEED
+    return evaluate_checkpoint(plan.expert_checkpoint, episodes=plan.score_episodes, seed=seed).mean_return
