@@ -18,7 +18,7 @@ from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory, check_run_id
 from palaestra.redaction import Redactor, redact_secrets
 from palaestra.runs.phase import Phase, determine_outcome
-from palaestra.runs.record import LASTING_ALARMS, RunEvent, RunRecord
+from palaestra.runs.record import LASTING_ALARMS, BeliefHistory, BeliefRecord, RunEvent, RunRecord
 from palaestra.runs.state.attempt_files import read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.state.unsupervised import read_unsupervised
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 _MAX_LINE_BYTES = 1 << 20
 _SERIES_LOCK_TIMEOUT_S = 5.0
+_BELIEF_TAIL_BYTES = 1 << 22
 
 
 class LogChunk(NamedTuple):
@@ -161,6 +162,18 @@ class RunReader:
             if len(lines) >= count or tail_bytes >= size or tail_bytes >= 1 << 26:
                 return chunk._replace(text="".join(lines[len(lines) - min(count, len(lines)) :]))
             tail_bytes *= 4
+
+    def beliefs(self, run_id: str, after: str = "", limit: int = 100) -> BeliefHistory:
+        """The last records of beliefs in the newest attempt, or those that follow `after`, at most `limit`.
+
+        Searches at most the last 4 MiB of the journal; a resumed attempt is read from its beginning.
+        """
+        attempt = self.attempt(run_id)
+        if attempt is None:
+            return BeliefHistory((), "")
+        number, _, offset = after.partition(":")
+        start = int(offset) if number == str(attempt.number) else None
+        return _read_beliefs(attempt, start, limit)
 
     def metric_names(self, run_id: str) -> dict[str, MetricInfo]:
         """All metrics of a run by name, with their number of points and source."""
@@ -295,6 +308,44 @@ def read_lines(attempt: Attempt, offset: int, limit: int, redact: Redactor, *, c
     if cut and start > 0:
         lines = lines[lines.find(b"\n") + 1 :]
     return LogChunk(redact(lines.decode("utf-8", "replace")), start + end, size)
+
+
+def _read_beliefs(attempt: Attempt, start: int | None, limit: int) -> BeliefHistory:
+    from palaestra.telemetry.event import Belief, decode
+
+    try:
+        with open(attempt.journal, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            first = max(0, size - _BELIEF_TAIL_BYTES)
+            # A journal that is shorter than the offset was replaced.
+            begin = first if start is None or start > size else max(start, first)
+            file.seek(begin)
+            block = file.read(_BELIEF_TAIL_BYTES)
+    except FileNotFoundError:
+        return BeliefHistory((), f"{attempt.number}:0")
+    if begin and begin != start:
+        cut = block.find(b"\n") + 1
+        begin, block = begin + cut, block[cut:]
+    block = block[: block.rfind(b"\n") + 1]
+    records: list[BeliefRecord] = []
+    agents_with_values: set[str] = set()
+    for line in reversed(block.splitlines()):
+        if len(records) == limit:
+            break
+        if b'"Belief"' not in line:
+            continue
+        try:
+            seq, time, event = decode(line)
+        except ValueError:
+            continue  # damaged, which the alarms of the run report
+        if isinstance(event, Belief):
+            beliefs = dict(event.beliefs)
+            if event.agent in agents_with_values:
+                beliefs.pop("q_values", None)
+            elif "q_values" in beliefs:
+                agents_with_values.add(event.agent)
+            records.append(BeliefRecord(seq, time, event.agent, beliefs))
+    return BeliefHistory(tuple(reversed(records)), f"{attempt.number}:{begin + len(block)}")
 
 
 def _sort_key(row: RunRecord) -> tuple[float, str]:

@@ -42,6 +42,31 @@ class RunEvent:
 
 
 @dataclass(frozen=True)
+class BeliefRecord:
+    """What a BDI agent of a run believed and intended at one time: one `Belief` of the journal."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    seq: int
+    time: float
+    agent: str
+    beliefs: JsonObject
+    """`beliefs`, `intentions`, `plan`, `confidence`, `episode`, `step` and `q_values`, as far as the agent reports
+    them. Of the `q_values`, a response holds the newest of each agent."""
+
+
+@dataclass(frozen=True)
+class BeliefHistory:
+    """Records of an attempt in the order of time, and where to continue."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    records: tuple[BeliefRecord, ...]
+    next: str
+    """Send it as `after` to receive what follows."""
+
+
+@dataclass(frozen=True)
 class Alarm:
     """A problem of a run that needs attention while the run continues."""
 

@@ -39,6 +39,7 @@ class RunnerCapabilities:
     external_services: tuple[str, ...] = ()
     """External services that it may contact, such as `wandb`."""
     live_beliefs: bool = False
+    """Reports what its agents believe and intend while it trains."""
     video: bool = False
     """Videos can be recorded while it trains."""
     tracking: bool = False

@@ -189,14 +189,6 @@ class PlaySession:
         if self.play.state is not None:
             self.send(SetRecording(not self.play.state.recording))
 
-    def cell_values(self) -> dict[int, list[float]]:
-        """Numbers for each cell of a small world, one for each action, as far as the policy reports them."""
-        last = self.play.last_step
-        table = None if last is None else last.outputs.get("q_table")
-        if not isinstance(table, list):
-            return {}
-        return {cell: list(values) for cell, values in enumerate(table) if isinstance(values, list)}
-
     def receive(self, play_id: str, report: Report) -> None:
         """Take a message of the play."""
         self.play.receive(play_id, report)

@@ -9,10 +9,10 @@ from palaestra.errors import PalaestraError
 from palaestra.runs.client.client import TrainerService
 from palaestra.runs.comparison import Comparison
 from palaestra.runs.phase import PhaseEvent
-from palaestra.runs.record import RunEvent, RunRecord
+from palaestra.runs.record import BeliefHistory, RunEvent, RunRecord
 from palaestra.runs.series import MetricPoint
 from palaestra.studio.model.chart import REQUEST_POINTS, Charts, CurveSource
-from palaestra.studio.model.details import RunDetails
+from palaestra.studio.model.details import BeliefsModel, RunDetails
 from palaestra.studio.model.runs import RunsModel
 from palaestra.studio.request import Requests
 
@@ -39,6 +39,7 @@ class RunBrowser:
         self.runs = RunsModel()
         self.charts = Charts()
         self.details = RunDetails()
+        self.beliefs = BeliefsModel()
         self.on_run_changed: list[Callable[[RunRecord], None]] = []
 
     # ------------------------------------------------------------------ the table
@@ -186,6 +187,25 @@ class RunBrowser:
         ask("Its settings cannot be read", lambda s: s.resolved(run_id), lambda c: self.details.set_config(run_id, c))
         ask("Its videos cannot be listed", lambda s: s.videos(run_id), lambda v: self.details.set_videos(run_id, v))
         self._requests.feed.watch_log(run_id, -_LOG_TAIL_BYTES)
+
+    def read_beliefs(self) -> None:
+        """Read what the agent of the current run believes now; called once a second while a runner reports it."""
+        record = self.runs.current_record
+        self.beliefs.open("" if record is None else record.run_id)
+        if record is None or self.beliefs.is_complete:
+            return
+        run_id, has_ended, after = record.run_id, record.phase.has_ended, self.beliefs.next
+
+        def receive(history: BeliefHistory) -> None:
+            self.beliefs.add(run_id, history, has_ended=has_ended)
+
+        self._requests.ask(
+            "The beliefs cannot be read",
+            lambda service: service.beliefs(run_id, after),
+            receive,
+            key="beliefs",
+            failed=lambda error: None,
+        )
 
     def receive_log(self, run_id: str, text: str) -> None:
         """New output of a run."""

@@ -135,6 +135,15 @@ class Studio:
                 failed=lambda error: None,
             )
             self.browser.refresh_live()
+            if self.shows_beliefs:
+                self.browser.read_beliefs()
+
+    @property
+    def shows_beliefs(self) -> bool:
+        """Whether the runner of the current run reports beliefs; not while its capabilities are unknown."""
+        record = self.browser.runs.current_record
+        capabilities = None if record is None else self.training.launch.runners.get(record.runner)
+        return capabilities is not None and capabilities.live_beliefs
 
     def _save_settings(self) -> None:
         before = self.settings.problem

@@ -6,9 +6,11 @@ from PySide6.QtGui import QColor, QImage, QKeyEvent
 from PySide6.QtWidgets import QApplication
 
 from palaestra.errors import ConfigError
+from palaestra.runs.play.state import CellGrid
 from palaestra.studio.qt.application import take_screenshot
 from palaestra.studio.qt.pages.play_page import format_outputs
 from palaestra.studio.qt.theme import DARK
+from palaestra.studio.qt.views.cell_painter import best_actions
 from palaestra.studio.qt.views.render_view import RenderView
 
 
@@ -41,6 +43,38 @@ def test_a_small_world_is_drawn_as_cells_of_different_colours(open_window, env_i
     image = picture.grab().toImage()
     colours = {image.pixelColor(x, y).name() for x in range(0, image.width(), 8) for y in range(0, image.height(), 8)}
     assert len(colours) >= 3
+
+
+VALUED = CellGrid(
+    columns=2,
+    cells=("start", "ice", "hole", "goal"),
+    agent=0,
+    moves=("left", "down", "right", "up"),
+    values=((0.0, 0.0, 0.5, 0.0), (0.0, 1.0, 0.0, 0.0), (0.0,) * 4, (0.0,) * 4),
+)
+
+
+def test_cells_are_tinted_by_their_value_and_only_where_an_action_is_preferred(qtbot):
+    view = RenderView(DARK)
+    qtbot.addWidget(view)
+    view.resize(224, 224)  # cells of 100 pixels and a margin of 12
+
+    def colours():
+        image = view.grab().toImage()
+        return [image.pixelColor(12 + x, 12 + y).name() for x, y in ((8, 92), (108, 8), (8, 108), (108, 108))]
+
+    view.show_cells(VALUED, with_values=False)
+    plain = colours()
+    view.show_cells(VALUED)
+    tinted = colours()
+    assert tinted[1] != plain[1]
+    assert (tinted[0], *tinted[2:]) == (plain[0], *plain[2:])  # the lowest value, the hole and the goal
+
+
+def test_the_best_actions_of_a_cell_are_all_that_share_the_highest_value():
+    assert best_actions([0.0, 2.0, 1.0]) == [1]
+    assert best_actions([2.0, 0.0, 2.0]) == [0, 2]
+    assert best_actions([1.0, 1.0, 1.0]) == []
 
 
 @pytest.fixture

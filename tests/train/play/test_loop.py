@@ -57,7 +57,7 @@ class Counting:
     def policy_input(self):
         return PolicyInput({"": np.array([self.count])})
 
-    def grid(self):
+    def grid(self, q_table):
         return None
 
     def random_action(self):
@@ -425,3 +425,21 @@ def test_a_fast_play_reports_every_step_and_takes_a_picture_sixty_times_a_second
     play.run(1.0)
     assert len(play.steps) == 1000
     assert 50 <= play.environment.pictures <= 70
+
+
+def test_the_table_of_a_loaded_policy_is_given_to_the_cells_until_another_policy_acts(start):
+    class Tabled(Counting):
+        def grid(self, q_table):
+            self.table = q_table
+
+    play = start(Tabled(), mode="agent")
+    assert play.environment.table is None
+    tabular, other = Scripted({"q_table": [[1.0, 2.0]]}), Scripted({})
+    for policy, expected in ((tabular, [[1.0, 2.0]]), (other, None)):
+        play.loop.load(policy, PolicyStatus(state="loading", name="p", checkpoint="c"))
+        play.loop.read_policy(policy)
+        policy.answer(0)
+        play.loop.read_policy(policy)
+        play.run(0.2)
+        table = play.environment.table
+        assert (None if table is None else table.tolist()) == expected

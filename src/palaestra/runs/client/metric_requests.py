@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from palaestra.runs.client.requests import ServiceRequests, quote
 from palaestra.runs.client.server_events import ServerEvent, ServerEvents
+from palaestra.runs.record import BeliefHistory
 from palaestra.runs.series import MetricInfo, MetricPoint
 from palaestra.runs.wire import JsonObject, from_json
 
@@ -61,6 +62,10 @@ class MetricRequests(ServiceRequests):
             return str(data["run_id"]), _read_points(data.get("points", {}))
 
         return self._stream("/stream/metrics", {"run": list(run_ids)}, convert, resumes=False)
+
+    def beliefs(self, run_id: str, after: str = "", *, limit: int = 100) -> BeliefHistory:
+        """The last beliefs of the agents of a run, or those after `next` of an earlier answer."""
+        return from_json(BeliefHistory, self.request("GET", f"/runs/{quote(run_id)}/beliefs", after=after, limit=limit))
 
     def system(self, run_id: str, *, last: int | None = None, attempt: int | None = None) -> list[ResourceSample]:
         """CPU, memory and GPU usage of an attempt (default: the newest), oldest first."""

@@ -69,6 +69,10 @@ class CellGrid:
     """0 right, 1 down, 2 left, 3 up; null when the agent has no heading."""
     marks: dict[str, int] = field(default_factory=dict)
     """Other things that move, by name, and their cells."""
+    moves: tuple[str, ...] = ()
+    """What each action does, such as `left` or `pick up`; empty without values."""
+    values: tuple[tuple[float, ...], ...] = ()
+    """Values of the actions in each cell, from the table of the policy; empty when it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from pydantic import Field, StringConstraints
 from palaestra.errors import UnknownRun
 from palaestra.runs.process.resource_usage import ResourceSample, read_samples
 from palaestra.runs.reader import RunReader
+from palaestra.runs.record import BeliefHistory
 from palaestra.runs.series import MetricPoint
 from palaestra.runs.service.artifact_routes import RangeHeader, describe_file, send_file
 from palaestra.runs.service.schemas import (
@@ -107,6 +108,18 @@ def add_metric_routes(app: FastAPI, reader: RunReader) -> None:
     ) -> JsonObject:
         """At most `points` points of each metric between two steps, including the extremes of every interval."""
         return _series_to_json(reader.metrics(run_id, name or (), points=points, first=first, last=last))
+
+    @metrics_router.get("/runs/{run_id}/beliefs", responses=NOT_FOUND, response_model=BeliefHistory)
+    def beliefs(
+        run_id: RunId,
+        after: Annotated[str, Query(pattern=r"^(\d{1,9}:\d{1,18})?$")] = "",
+        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    ) -> JsonObject:
+        """The last beliefs of the agents of a run, or those after `next` of an earlier response.
+
+        Only runners with the capability `live_beliefs` report them.
+        """
+        return to_json(reader.beliefs(run_id, after, limit))
 
     @runs_router.get("/runs/{run_id}/log", responses=NOT_FOUND)
     def log(

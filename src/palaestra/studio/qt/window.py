@@ -310,6 +310,9 @@ class StudioWindow(QMainWindow):
             Command("page.welcome", "First steps", "Page", lambda: self.show_page("welcome")),
             Command("view.steps", "Table of steps", "View", lambda: self.play_page.toggle_steps(), "Ctrl+T"),
             Command("view.grid", "Cells or picture", "View", lambda: self.play_page.toggle_grid(), "Ctrl+G"),
+            Command(
+                "view.values", "Values on the cells", "View", lambda: self.play_page.toggle_values(), "Ctrl+Shift+V"
+            ),
             Command("view.theme", "Dark or light", "View", self.change_theme, ""),
         )
         for command in self.commands:

@@ -19,7 +19,7 @@ from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import CellGrid, Controls, EnvironmentDescription
 from palaestra.runs.process.probe import space_json
 from palaestra.train.play.controls import controls_of
-from palaestra.train.play.grid import grid_reader
+from palaestra.train.play.grid import QTable, grid_reader
 
 if TYPE_CHECKING:
     from palaestra.sessions.clients.blocking import BlockingSession
@@ -77,8 +77,8 @@ class PlayEnvironment(Protocol):
     def policy_input(self) -> PolicyInput:
         """The observation that a policy acts on."""
 
-    def grid(self) -> CellGrid | None:
-        """The current cells, if it has some."""
+    def grid(self, q_table: QTable | None) -> CellGrid | None:
+        """The current cells, if it has some, with the values of a policy's table."""
 
     def random_action(self) -> Any:
         """A random action as JSON data."""
@@ -151,9 +151,9 @@ class GymnasiumPlay:
         """The observation as arrays."""
         return PolicyInput(flatten_observation(self._observation), action_mask=self._mask)
 
-    def grid(self) -> CellGrid | None:
+    def grid(self, q_table: QTable | None) -> CellGrid | None:
         """The cells of toy text environments and MiniGrid."""
-        return None if self._read_grid is None else self._read_grid()
+        return None if self._read_grid is None else self._read_grid(q_table)
 
     def random_action(self) -> Any:
         """A sample of the action space that the mask allows."""
@@ -229,7 +229,7 @@ class ScreenPlay:
         """The screen."""
         return PolicyInput(picture=self.picture().data)
 
-    def grid(self) -> None:
+    def grid(self, q_table: QTable | None) -> None:
         """None: a screen has no cells."""
 
     def random_action(self) -> Any:

@@ -1,9 +1,17 @@
-"""Small worlds of cells as data, so that they can be drawn sharply: toy text environments and MiniGrid."""
+"""Small worlds of cells as data, so that they can be drawn sharply: toy text environments and MiniGrid.
+
+A policy with a table of action values shows them on the cells, as seen from the current situation: in Taxi, the values
+of a cell are those for the passenger and the destination of this moment.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from palaestra.env.vector import GymEnv
 from palaestra.runs.play.state import CellGrid
@@ -12,19 +20,57 @@ _LAKE = {b"S": "start", b"F": "ice", b"H": "hole", b"G": "goal"}
 _TAXI_STOPS = ("red", "green", "yellow", "blue")
 
 
-def grid_reader(env: GymEnv) -> Callable[[], CellGrid] | None:
-    """A function that reads the current cells; None for environments without cells."""
+QTable: TypeAlias = NDArray[np.float64]
+"""Values of actions, one row per state."""
+GridReader: TypeAlias = Callable[[QTable | None], CellGrid]
+_DIGITS = 4
+
+
+class _Kind(NamedTuple):
+    """How worlds of one class are read."""
+
+    read: Callable[[Any], CellGrid]
+    states: Callable[[Any], Sequence[int]] | None = None
+    """The state of each cell, as the agent would observe it there; None when cells are not states."""
+    moves: tuple[str, ...] = ()
+
+
+def grid_reader(env: GymEnv) -> GridReader | None:
+    """A function that reads the current cells, with the values of a table; None for environments without cells."""
     world: Any = env.unwrapped
-    name = type(world).__name__
-    readers: Mapping[str, Callable[[Any], CellGrid]] = {
-        "FrozenLakeEnv": _read_lake,
-        "CliffWalkingEnv": _read_cliff,
-        "TaxiEnv": _read_taxi,
-    }
-    read = readers.get(name)
-    if read is None and hasattr(world, "grid") and hasattr(world, "agent_pos") and hasattr(world, "agent_dir"):
-        read = _read_minigrid
-    return None if read is None else lambda: read(world)
+    kind = _KINDS.get(type(world).__name__)
+    if kind is None and hasattr(world, "grid") and hasattr(world, "agent_pos") and hasattr(world, "agent_dir"):
+        kind = _Kind(_read_minigrid)
+    return None if kind is None else lambda table: _read(kind, world, table)
+
+
+def read_q_table(value: Any) -> QTable | None:
+    """The table that a policy process sent; None if it sent none, or not a table of finite numbers."""
+    try:
+        table = np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        return None
+    return table if table.ndim == 2 and table.size and bool(np.isfinite(table).all()) else None
+
+
+def _read(kind: _Kind, world: Any, table: QTable | None) -> CellGrid:
+    grid = kind.read(world)
+    if table is None or kind.states is None or table.shape[1] != len(kind.moves):
+        return grid
+    states = kind.states(world)
+    if max(states) >= len(table):
+        return grid
+    values = tuple(map(tuple, table[states].round(_DIGITS).tolist()))
+    return dataclasses.replace(grid, moves=kind.moves, values=values)
+
+
+def _cell_numbers(world: Any) -> Sequence[int]:
+    return range(int(world.observation_space.n))
+
+
+def _taxi_states(world: Any) -> Sequence[int]:
+    _, _, passenger, destination = world.decode(int(world.s))
+    return [world.encode(row, column, passenger, destination) for row in range(5) for column in range(5)]
 
 
 def _read_lake(world: Any) -> CellGrid:
@@ -81,3 +127,10 @@ def _read_minigrid(world: Any) -> CellGrid:
     return CellGrid(
         columns=int(world.grid.width), cells=tuple(cells), agent=agent, heading=int(world.agent_dir), marks=marks
     )
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "FrozenLakeEnv": _Kind(_read_lake, _cell_numbers, ("left", "down", "right", "up")),
+    "CliffWalkingEnv": _Kind(_read_cliff, _cell_numbers, ("up", "right", "down", "left")),
+    "TaxiEnv": _Kind(_read_taxi, _taxi_states, ("down", "up", "right", "left", "pick up", "drop off")),
+}

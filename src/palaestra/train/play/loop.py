@@ -32,6 +32,7 @@ from palaestra.runs.play.protocol import (
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.play.state import EpisodeRecord, Outcome, PlayNotice, PlayState, PolicyStatus, Report, StepReport
 from palaestra.train.play.environment import EncodedPicture, PlayEnvironment
+from palaestra.train.play.grid import read_q_table
 from palaestra.train.play.policies import ActingPolicy, Moment, Policy
 
 _RESET_DELAY_S = 1.0
@@ -297,7 +298,7 @@ class PlayLoop:
             picture, self._last_picture_at = self.environment.picture(), now
         report = dataclasses.replace(
             report,
-            grid=self.environment.grid(),
+            grid=self.environment.grid(None if self._acting is None else self._acting.q_table),
             width=picture.width,
             height=picture.height,
             time=self._wall_clock(),
@@ -401,6 +402,7 @@ class PlayLoop:
             self._acting.policy.close()
         notes = seat.status.notes + tuple(str(note) for note in message.header.get("notes") or ())
         seat.status = dataclasses.replace(seat.status, state="ready", notes=notes)
+        seat.q_table = read_q_table(message.header.get("q_table"))
         self._acting, self._loading = seat, None
         seat.begin(description.instruction, self._seed)
         self._ask()

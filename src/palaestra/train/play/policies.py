@@ -3,6 +3,7 @@
 A policy process reads messages (`runs.play.protocol`) from standard input and writes them to standard output:
 
     it writes   {"type": "ready", "observation_space", "action_space", "notes"}, or {"type": "failed", "text", "remedy"}
+                a tabular policy adds "q_table" to "ready": action values by state, which plays draw on the cells
     it reads    {"type": "begin", "instruction", "seed"} at the beginning of an episode (no reply)
     it reads    {"type": "act", "arrays": [{"name", "dtype", "shape"}], "action_mask"}, payload: the arrays or a picture
     it writes   {"type": "action", "action", "outputs"}; "chunk": true when the action is a list of actions to perform
@@ -26,6 +27,7 @@ import numpy as np
 from palaestra.runs.play.protocol import Message, MessageBuffer, pack
 from palaestra.runs.play.state import PolicyStatus
 from palaestra.train.play.environment import PlayEnvironment, PolicyInput
+from palaestra.train.play.grid import QTable
 
 _MAX_CHUNK = 1024
 _END_TIMEOUT_S = 5.0
@@ -139,6 +141,8 @@ class ActingPolicy:
     def __init__(self, policy: Policy, status: PolicyStatus) -> None:
         self.policy, self.status = policy, status
         self.outputs: dict[str, Any] = {}
+        self.q_table: QTable | None = None
+        """Values of actions by state, of tabular policies."""
         self._asked_at: Moment | None = None
         self._answer: list[Any] = []
         """The action for the current observation, followed by the rest of its chunk; empty until it has arrived."""

@@ -1,4 +1,4 @@
-"""The right dock: status, curves, details, output and videos of the current run."""
+"""The right dock: status, curves, details, output, videos and beliefs of the current run."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ from palaestra.studio.qt.parts import (
 )
 from palaestra.studio.qt.theme import Theme, monospace_font
 from palaestra.studio.qt.view import Rotation, View
+from palaestra.studio.qt.views.beliefs_view import BeliefsView
 from palaestra.studio.qt.views.chart_view import ChartBoard
 from palaestra.studio.studio import Studio
 
@@ -340,7 +341,9 @@ class TelemetryDock(QWidget):
         self.tabs.addTab(self.log, "Output")
         for title, view in extra.items():
             self.tabs.addTab(view, title)
-        rotation.add(self.header, self.charts, self.facts, self.log, *extra.values())
+        self.beliefs = BeliefsView(studio, theme)
+        self.beliefs.add_to(self.tabs)
+        rotation.add(self.header, self.charts, self.facts, self.log, self.beliefs, *extra.values())
         self.setLayout(column(self.header, self.tabs, spacing=0))
         self.setMinimumWidth(340)
 

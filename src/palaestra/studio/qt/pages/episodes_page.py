@@ -185,7 +185,9 @@ class ReplayPlayer(View):
         picture = replay.picture()
         if picture is not None:
             self.picture.show_frame(picture)
-        self.picture.show_cells(report.grid if self.studio.settings.get("show_grid", True) else None)
+        settings = self.studio.settings
+        cells = report.grid if settings.get("show_grid", True) else None
+        self.picture.show_cells(cells, with_values=settings.get("show_values", True))
 
     def _ask_for_file(self) -> None:
         record = self.studio.episodes.replay.record

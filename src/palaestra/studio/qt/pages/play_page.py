@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QImage
@@ -46,7 +46,7 @@ class PlayPage(View):
     def __init__(self, studio: Studio, theme: Theme) -> None:
         super().__init__(studio, theme, [studio.session.play])
         self.picture = RenderView(theme)
-        self.bar = PlayBar(studio, theme)
+        self.bar = PlayBar(studio, theme, self.toggle_values)
         self.controls = ControlsPanel(studio, theme)
         self.steps = StepTable(studio, theme)
         self._empty = EmptyState(
@@ -69,11 +69,11 @@ class PlayPage(View):
 
     def show_frame(self, image: QImage, report: StepReport) -> None:
         """Show a picture that has just arrived."""
-        if self.shows_grid and report.grid is not None:
-            self.picture.show_cells(report.grid, self.studio.session.cell_values())
-        else:
-            self.picture.show_cells(None)
+        self._show_cells(report)
         self.picture.show_frame(image)
+
+    def _show_cells(self, report: StepReport) -> None:
+        self.picture.show_cells(report.grid if self.shows_grid else None, with_values=self.shows_values)
 
     @property
     def shows_grid(self) -> bool:
@@ -86,7 +86,20 @@ class PlayPage(View):
         self.studio.session.play.touch()
         last = self.studio.session.play.last_step
         if last is not None:
-            self.picture.show_cells(last.grid if self.shows_grid else None, self.studio.session.cell_values())
+            self._show_cells(last)
+
+    @property
+    def shows_values(self) -> bool:
+        """Whether the values of a tabular policy are drawn on the cells."""
+        return self.studio.settings.get("show_values", True)
+
+    def toggle_values(self) -> None:
+        """Show or hide the values of a tabular policy."""
+        self.studio.settings.set("show_values", not self.shows_values)
+        self.studio.session.play.touch()
+        last = self.studio.session.play.last_step
+        if last is not None:
+            self._show_cells(last)
 
     def toggle_steps(self) -> None:
         """Show or hide the table of steps."""
@@ -181,8 +194,10 @@ class PlayPage(View):
 class PlayBar(View):
     """Play, pause, single step, reset, speed, recording."""
 
-    def __init__(self, studio: Studio, theme: Theme) -> None:
+    def __init__(self, studio: Studio, theme: Theme, toggle_values: Callable[[], None]) -> None:
         super().__init__(studio, theme, [studio.session.play])
+        self.values = push_button("Values", toggle_values, tip="Values and best actions of the policy (Ctrl+Shift+V)")
+        self.values.setCheckable(True)
         self._play = icon_button(theme, "play", self._start_or_pause, tip="Play or pause (Ctrl+Space)")
         self._step = icon_button(theme, "step", studio.session.step_once, tip="Single step (Ctrl+.)")
         self._reset = icon_button(theme, "reset", studio.session.reset, tip="New episode (Ctrl+R)")
@@ -214,6 +229,8 @@ class PlayBar(View):
             12,
             self._hand_over,
             None,
+            self.values,
+            8,
             self._seed,
             8,
             self._recording,
@@ -233,6 +250,11 @@ class PlayBar(View):
         for button in (self._step, self._reset, self._stop, self._slower, self._faster, self._recording):
             button.setEnabled(play.is_open)
         self._hand_over.setVisible(state is not None and state.mode == "hybrid" and play.is_open)
+        last = play.last_step
+        settings = self.studio.settings
+        has_values = last is not None and last.grid is not None and bool(last.grid.values)
+        self.values.setVisible(has_values and settings.get("show_grid", True))
+        self.values.setChecked(settings.get("show_values", True))
         if state is not None:
             self._speed.setText(f"{state.speed:g}×")
             self._hand_over.setText("Give back" if state.control == "human" else "Take over")

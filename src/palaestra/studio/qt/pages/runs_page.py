@@ -12,6 +12,7 @@ from palaestra.studio.qt.docks.telemetry_dock import LogView, RunFacts, RunHeade
 from palaestra.studio.qt.parts import EmptyState, column
 from palaestra.studio.qt.theme import Theme
 from palaestra.studio.qt.view import Rotation, View
+from palaestra.studio.qt.views.beliefs_view import BeliefsView
 from palaestra.studio.qt.views.chart_view import ChartBoard
 from palaestra.studio.qt.views.run_table import RunTable
 from palaestra.studio.qt.views.video_view import VideoView
@@ -35,6 +36,8 @@ class RunsPage(View):
         self.tabs.addTab(self.facts, "Run")
         self.tabs.addTab(self.log, "Output")
         self.tabs.addTab(self.clips, "Clips")
+        self.beliefs = BeliefsView(studio, theme)
+        self.beliefs.add_to(self.tabs)
         right = QWidget()
         right.setLayout(column(self.header, self.tabs, spacing=0))
         splitter = QSplitter(Qt.Orientation.Horizontal)
@@ -44,6 +47,7 @@ class RunsPage(View):
         splitter.setChildrenCollapsible(False)
         self.setLayout(column(splitter))
         rotation.add(self.table, self.charts, self.comparison, self.header, self.facts, self.log, self.clips)
+        rotation.add(self.beliefs)
 
     def refresh(self) -> None:
         """Say how many runs are compared."""

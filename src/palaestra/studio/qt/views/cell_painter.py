@@ -1,8 +1,8 @@
-"""Draws the cells of small worlds: FrozenLake, CliffWalking, Taxi, MiniGrid."""
+"""Draws the cells of small worlds (FrozenLake, CliffWalking, Taxi, MiniGrid) and the values of a tabular policy."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QColor, QFont, QPainter, QPen, QPolygonF
@@ -32,13 +32,18 @@ _COLOURS = {
 }
 _GLYPHS = {"goal": "★", "start": "S", "key": "⚷", "ball": "●", "box": "■", "door": "▯"}
 _HEADINGS = {0: 0.0, 1: 90.0, 2: 180.0, 3: 270.0}
-_ARROWS = {4: ("←", "↓", "→", "↑")}
+_ANGLES = {"right": 0.0, "down": 90.0, "left": 180.0, "up": 270.0}
+_VALUE_COLOUR, _MAX_TINT = "#2f9e6e", 0.8
+"""Tint of the cell with the highest value; the one with the lowest has none."""
+_DARK_INK, _LIGHT_INK = "#1f2328", "#e8ebef"
+_MIN_SIDE_FOR_NUMBERS = 34.0
 
 
-def paint_cells(
-    painter: QPainter, area: QRectF, grid: CellGrid, theme: Theme, values: Mapping[int, Sequence[float]] | None = None
-) -> None:
-    """Draw a grid inside an area, as large as it fits with square cells."""
+def paint_cells(painter: QPainter, area: QRectF, grid: CellGrid, theme: Theme, *, with_values: bool = True) -> None:
+    """Draw a grid inside an area, as large as it fits with square cells.
+
+    Cells with values are tinted by that of the best action, which is drawn as an arrow.
+    """
     columns = max(1, grid.columns)
     rows = max(1, -(-len(grid.cells) // columns))
     side = min(area.width() / columns, area.height() / rows)
@@ -48,24 +53,61 @@ def paint_cells(
     def cell_area(index: int) -> QRectF:
         return QRectF(left + side * (index % columns), top + side * (index // columns), side, side)
 
+    tints = _tints(grid) if with_values else {}
     for index, kind in enumerate(grid.cells):
-        _paint_cell(painter, cell_area(index), kind, theme)
-        if values and index in values:
-            _paint_values(painter, cell_area(index), values[index], theme)
+        _paint_cell(painter, cell_area(index), kind, theme, tints.get(index))
     for name, index in grid.marks.items():
         _paint_mark(painter, cell_area(index), name, theme)
     _paint_agent(painter, cell_area(grid.agent), grid.heading, theme)
+    for index, tint in tints.items():
+        ink = _ink(_background(grid.cells[index], theme, tint))
+        move_ink = theme.on_accent if index == grid.agent else ink
+        _paint_best_actions(painter, cell_area(index), grid.values[index], grid.moves, move_ink)
+        if side >= _MIN_SIDE_FOR_NUMBERS:
+            lower = cell_area(index).adjusted(2, side * 0.8, -2, -1)
+            _paint_text(painter, lower, f"{max(grid.values[index]):.3g}", ink, 0.8)
 
 
-def _paint_cell(painter: QPainter, area: QRectF, kind: str, theme: Theme) -> None:
+def best_actions(values: Sequence[float]) -> list[int]:
+    """The actions with the highest value; none where all are equal, because nothing is preferred there."""
+    highest = max(values)
+    best = [action for action, value in enumerate(values) if value == highest]
+    return best if len(best) < len(values) else []
+
+
+def _tints(grid: CellGrid) -> dict[int, float]:
+    """The share of the tint of each cell in which an action is preferred."""
+    highest = {cell: max(values) for cell, values in enumerate(grid.values) if values and best_actions(values)}
+    if not highest:
+        return {}
+    low, high = min(highest.values()), max(highest.values())
+    return {cell: _MAX_TINT * (value - low) / (high - low) if high > low else 0.0 for cell, value in highest.items()}
+
+
+def _background(kind: str, theme: Theme, tint: float | None = None) -> QColor:
     name, _, rest = kind.partition(" ")
     fill = QColor(_FILL.get(name) or theme.raised)
     colour = _COLOURS.get(rest.split(" ")[0] if rest else "", "")
     if name == "stop" and colour:
-        fill = QColor(colour)
-        fill.setAlpha(110)
+        fill = _mix(fill, QColor(colour), 0.43)
+    return fill if tint is None else _mix(fill, QColor(_VALUE_COLOUR), tint)
+
+
+def _mix(one: QColor, other: QColor, share: float) -> QColor:
+    parts = zip(one.getRgb()[:3], other.getRgb()[:3], strict=True)  # type: ignore[index]
+    return QColor(*(round(a + (b - a) * share) for a, b in parts))
+
+
+def _ink(background: QColor) -> str:
+    """A colour that can be read on a background."""
+    return _DARK_INK if background.lightnessF() > 0.45 else _LIGHT_INK
+
+
+def _paint_cell(painter: QPainter, area: QRectF, kind: str, theme: Theme, tint: float | None) -> None:
+    name, _, rest = kind.partition(" ")
+    colour = _COLOURS.get(rest.split(" ")[0] if rest else "", "")
     painter.setPen(QPen(QColor(theme.window), 1.5))
-    painter.setBrush(fill)
+    painter.setBrush(_background(kind, theme, tint))
     painter.drawRect(area)
     if "wall-right" in rest:
         painter.setPen(QPen(QColor(theme.text), 3))
@@ -78,8 +120,11 @@ def _paint_cell(painter: QPainter, area: QRectF, kind: str, theme: Theme) -> Non
         painter.drawRect(area.adjusted(inset, inset, -inset, -inset))
         if rest.endswith("locked"):
             _paint_text(painter, area, "✕", theme.window, 0.4)
+    elif glyph and tint is None:
+        _paint_text(painter, area, glyph, colour or _DARK_INK, 0.42)
     elif glyph:
-        _paint_text(painter, area, glyph, colour or "#1f2328", 0.42)
+        corner = area.adjusted(0, 0, -area.width() * 0.7, -area.height() * 0.7)
+        _paint_text(painter, corner, glyph, colour or _DARK_INK, 0.8)
 
 
 def _paint_mark(painter: QPainter, area: QRectF, name: str, theme: Theme) -> None:
@@ -111,17 +156,29 @@ def _paint_agent(painter: QPainter, area: QRectF, heading: int | None, theme: Th
     painter.restore()
 
 
-def _paint_values(painter: QPainter, area: QRectF, values: Sequence[float], theme: Theme) -> None:
-    """The best action of a cell as an arrow, and the size of its value as a shade."""
-    if not values:
-        return
-    best = max(range(len(values)), key=lambda index: values[index])
-    arrows = _ARROWS.get(len(values))
-    text = arrows[best] if arrows is not None else str(best)
-    corner = area.adjusted(area.width() * 0.62, 2, -3, -area.height() * 0.62)
-    _paint_text(painter, corner, text, theme.on_accent if theme.name == "light" else "#1f2328", 0.8)
-    lower = area.adjusted(2, area.height() * 0.74, -2, -2)
-    _paint_text(painter, lower, f"{values[best]:.2f}", "#1f2328", 0.75)
+def _paint_best_actions(
+    painter: QPainter, area: QRectF, values: Sequence[float], moves: Sequence[str], ink: str
+) -> None:
+    """An arrow for each of the best actions, or its name."""
+    for action in best_actions(values):
+        move = moves[action] if action < len(moves) else str(action)
+        if move in _ANGLES:
+            _paint_arrow(painter, area.center(), area.width() * 0.25, _ANGLES[move], ink)
+        else:
+            _paint_text(painter, area.adjusted(0, area.height() * 0.36, 0, -area.height() * 0.36), move, ink, 0.7)
+
+
+def _paint_arrow(painter: QPainter, centre: QPointF, length: float, angle: float, ink: str) -> None:
+    painter.save()
+    painter.translate(centre)
+    painter.rotate(angle)
+    painter.setPen(QPen(QColor(ink), max(1.5, length / 6)))
+    painter.drawLine(QPointF(-length * 0.15, 0), QPointF(length * 0.7, 0))
+    painter.setPen(Qt.PenStyle.NoPen)
+    painter.setBrush(QColor(ink))
+    head = [QPointF(length, 0), QPointF(length * 0.4, -length * 0.38), QPointF(length * 0.4, length * 0.38)]
+    painter.drawPolygon(QPolygonF(head))
+    painter.restore()
 
 
 def _paint_text(painter: QPainter, area: QRectF, text: str, colour: str, share: float) -> None:

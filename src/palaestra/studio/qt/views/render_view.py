@@ -70,7 +70,7 @@ class RenderView(QWidget):
         self._theme = theme
         self._image: QImage | None = None
         self._cells: CellGrid | None = None
-        self._values: dict[int, list[float]] = {}
+        self._with_values = True
         self._message = ""
         self._pressed_at: QPoint | None = None
         self._is_double = False
@@ -89,10 +89,10 @@ class RenderView(QWidget):
         self._image, self._has_new_frame = image, True
         self.update()
 
-    def show_cells(self, cells: CellGrid | None, values: dict[int, list[float]] | None = None) -> None:
-        """Show cells instead of the picture; None: the picture. `values` are numbers by cell, one for each action."""
-        if cells != self._cells or (values or {}) != self._values:
-            self._cells, self._values = cells, values or {}
+    def show_cells(self, cells: CellGrid | None, *, with_values: bool = True) -> None:
+        """Show cells instead of the picture, with or without the values of the policy; None: the picture."""
+        if cells != self._cells or with_values != self._with_values:
+            self._cells, self._with_values = cells, with_values
             self.update()
 
     def show_message(self, text: str) -> None:
@@ -117,7 +117,8 @@ class RenderView(QWidget):
         painter.fillRect(self.rect(), QColor(self._theme.window))
         if self._cells is not None:
             painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-            paint_cells(painter, QRectF(self.rect()).adjusted(12, 12, -12, -12), self._cells, self._theme, self._values)
+            area = QRectF(self.rect()).adjusted(12, 12, -12, -12)
+            paint_cells(painter, area, self._cells, self._theme, with_values=self._with_values)
         elif self._image is not None:
             is_small = max(self._image.width(), self._image.height()) < _SHARP_BELOW
             painter.setRenderHint(QPainter.RenderHint.SmoothPixmapTransform, not is_small)
