@@ -5,14 +5,8 @@ from pathlib import Path
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.runs.runners.cleanrl_script import (
-    ScriptArgument,
-    argument_schema,
-    build_flags,
-    check_values,
-    leaves_directory,
-    read_script,
-)
+from palaestra.runs.runners.cleanrl_script import build_flags, read_script
+from palaestra.runs.runners.script_arguments import ScriptArgument, argument_schema, check_values, leaves_directory
 
 SHAPED = Path(__file__).parent / "checkout" / "cleanrl" / "shaped.py"
 SOURCE = '''

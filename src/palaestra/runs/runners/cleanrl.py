@@ -48,14 +48,8 @@ from palaestra.runs.runner import (
 )
 from palaestra.runs.runners.cleanrl_catalogue import describe_scripts
 from palaestra.runs.runners.cleanrl_imports import ScannedImports, scan_imports
-from palaestra.runs.runners.cleanrl_script import (
-    Script,
-    argument_schema,
-    build_flags,
-    check_values,
-    leaves_directory,
-    read_script,
-)
+from palaestra.runs.runners.cleanrl_script import Script, build_flags, read_script
+from palaestra.runs.runners.script_arguments import argument_schema, check_values, leaves_directory
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
