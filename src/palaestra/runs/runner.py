@@ -160,6 +160,11 @@ class LaunchPlan:
     """Configuration key of the number of steps; errors name it."""
     env_signature: JsonObject = field(default_factory=dict)
     """Spaces and environment spec as reported by the probe."""
+    offline_dataset: JsonObject = field(default_factory=dict)
+    """Id, hash and environment of the dataset that the run learns from; empty for a run that learns in its
+    environment. Its checkpoints remember it."""
+    has_episodes: bool = True
+    """Whether it reports episodes. A run that learns only from a dataset has none, which raises no alarm."""
     resolved: JsonObject = field(default_factory=dict)
     """All values of the run, defaults included; stored as resolved.json."""
     files: Mapping[str, str] = field(default_factory=dict)

@@ -31,6 +31,8 @@ _MAX_CHARACTERS = {
     "tags": 100,
 }
 _MAX_CONFIG_CHARACTERS = 4 << 20
+CHECKOUT_VARIABLES = {"cleanrl": "PALAESTRA_CLEANRL", "corl": "PALAESTRA_CORL"}
+"""Environment variables that name the checkout of a runner's scripts."""
 
 
 class RunSpec(Section):
@@ -39,7 +41,7 @@ class RunSpec(Section):
     schema_version: Literal[1] = 1
     """Version of this document's schema."""
     runner: str = "palaestra"
-    """Name of the runner: `palaestra`, `cleanrl`, `sb3`, `echo`, or one that another package provides."""
+    """Name of the runner: `palaestra`, `cleanrl`, `corl`, `sb3`, `echo`, or one that another package provides."""
     name: str = ""
     """Prefix of the run id; empty uses the environment's name."""
     config: JsonObject = Field(default_factory=dict)
@@ -148,13 +150,14 @@ class RunSpec(Section):
 
 
 def resolve_environment(spec: RunSpec, environment: Mapping[str, str]) -> RunSpec:
-    """Fill in the CleanRL checkout and interpreter that the client's environment variables name, if the spec has none.
+    """Fill in the checkout and interpreter that the client's environment variables name, if the spec has none.
 
     The service keeps the environment of the shell that started it, which may differ from the client's.
     """
-    if spec.runner != "cleanrl":
+    variable = CHECKOUT_VARIABLES.get(spec.runner)
+    if variable is None:
         return spec
-    directory = spec.config.get("checkout") or spec.checkout or environment.get("PALAESTRA_CLEANRL")
+    directory = spec.config.get("checkout") or spec.checkout or environment.get(variable)
     if not isinstance(directory, str) or not directory:
         return spec
     checkout = (spec.invoked_from / Path(directory).expanduser()).resolve()

@@ -14,7 +14,11 @@ from palaestra.runs.runner import AttemptPaths, LaunchPlan, Machine
 
 @pytest.fixture
 def paths(tmp_path) -> AttemptPaths:
-    run = Home(tmp_path / "home" / "var" / "training").run("a-run")
+    return make_paths(tmp_path)
+
+
+def make_paths(directory: Path) -> AttemptPaths:
+    run = Home(directory / "home" / "var" / "training").run("a-run")
     attempt = run.attempt(1)
     return AttemptPaths("a-run", 1, run.path, attempt.path, attempt.work)
 

@@ -238,7 +238,8 @@ def _read_checkpoint(run: RunRecord, attempt: Attempt, path: Path, steps: Attemp
     own = PalaestraCheckpoint.read(path)
     env_step, source = steps.find_step(path, own)
     best = read_json(path.parent / attempt.best.name) or {}
-    signature = AttemptPlan.read(attempt).env_signature or {"env_id": run.env_id}
+    plan = AttemptPlan.read(attempt)
+    signature = plan.env_signature or {"env_id": run.env_id}
     return CheckpointRecord(
         checkpoint_id=digest.sha256[:16],
         run_id=run.run_id,
@@ -256,6 +257,7 @@ def _read_checkpoint(run: RunRecord, attempt: Attempt, path: Path, steps: Attemp
         metric=None if own is None else own.score,
         env_signature=normalize_signature({**(own.env_signature if own else {}), **signature}),
         metrics_digest=_summarize_metrics(attempt, own, env_step),
+        offline_dataset=plan.offline_dataset,
     )
 
 

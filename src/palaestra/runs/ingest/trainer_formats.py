@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, TypeAlias, get_args
 
 from palaestra.runs.runner import EventFiles, JournalFile, Source, StdoutLines
@@ -62,6 +63,18 @@ TAGS: dict[str, dict[str, str]] = {
         "train/value_loss": "value_loss",
         "eval/mean_reward": "eval_return",
         "eval/mean_ep_length": "eval_length",
+    },
+    "corl": {
+        "d4rl_normalized_score": "eval_normalized_score",
+        "eval/d4rl_normalized_score": "eval_normalized_score",
+        "eval/normalized_score_mean": "eval_normalized_score",
+        "eval_score": "eval_return",
+        "eval/eval_score": "eval_return",
+        "eval/reward_mean": "eval_return",
+        "eval/reward_std": "eval_return_std",
+        "eval/success_rate": "eval_success_rate",
+        "batch_entropy": "entropy",
+        "train_loss": "loss",
     },
     "none": {},
 }
@@ -167,11 +180,12 @@ def _parse_events(line: str) -> ParsedLine:
     return (event,)
 
 
-def _parse_sb3(line: str) -> ParsedLine:
+def _parse_tagged_events(line: str, table: str) -> ParsedLine:
+    """Events whose metrics have the tags of a table."""
     events = _parse_events(line)
     if events is None:
         return None
-    names = TAGS["sb3"]
+    names = TAGS[table]
     return tuple(
         replace(event, metrics={names.get(tag, tag): value for tag, value in event.metrics.items()})
         if isinstance(event, TrainingStep)
@@ -193,7 +207,8 @@ def _is_cleanrl_episode(line: str) -> bool:
 
 OUTPUT_FORMATS: dict[str, OutputFormat] = {
     "events": OutputFormat(_parse_events),
-    "sb3": OutputFormat(_parse_sb3),
+    "corl": OutputFormat(partial(_parse_tagged_events, table="corl")),
+    "sb3": OutputFormat(partial(_parse_tagged_events, table="sb3")),
     "cleanrl": OutputFormat(_parse_cleanrl, _is_cleanrl_episode),
     "none": OutputFormat(lambda _: ()),
 }

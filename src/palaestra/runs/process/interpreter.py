@@ -51,6 +51,8 @@ class ProbeRequest(TypedDict, total=False):
 
     packages: tuple[str, ...]
     env_id: str | None
+    env_kwargs: dict[str, object]
+    """Arguments of that environment."""
     register: tuple[str, ...]
     """Modules to import before the environment is created."""
     render: bool

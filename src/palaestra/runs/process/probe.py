@@ -39,8 +39,8 @@ MAX_BOUNDS = 64
 
 
 def main(request: dict[str, Any]) -> dict[str, Any]:
-    """Answer a request with `packages`, `env_id` (after importing `register`; rendered if `render`), `cuda`,
-    `signature_of` (an address), `wrappers` of Gymnasium, `registry` and `parameters_of` (an environment).
+    """Answer a request with `packages`, `env_id` (made with `env_kwargs` after importing `register`; rendered if
+    `render`), `cuda`, `signature_of` (an address), `wrappers` of Gymnasium, `registry` and `parameters_of`.
     """
     answer: dict[str, Any] = {
         "python": ".".join(str(part) for part in sys.version_info[:3]),
@@ -49,7 +49,8 @@ def main(request: dict[str, Any]) -> dict[str, Any]:
     if request.get("cuda"):
         answer["cuda"] = cuda()
     if request.get("env_id"):
-        answer["env"] = environment(request["env_id"], request.get("register", ()), request.get("render", False))
+        options = request.get("register", ()), request.get("render", False), request.get("env_kwargs") or {}
+        answer["env"] = environment(request["env_id"], *options)
     if request.get("wrappers"):
         answer["missing_wrappers"] = missing_wrappers(request["wrappers"])
     if request.get("signature_of"):
@@ -89,14 +90,16 @@ def missing_wrappers(names: list[str]) -> list[str]:
     return [name for name in names if not hasattr(wrappers, name)]
 
 
-def environment(env_id: str, register: Sequence[str] = (), render: bool = False) -> dict[str, Any]:
+def environment(
+    env_id: str, register: Sequence[str] = (), render: bool = False, env_kwargs: dict[str, Any] | None = None
+) -> dict[str, Any]:
     """Whether an environment can be created, with its signature; else why not, with all known ids."""
     try:
         gymnasium = import_registering(register)
     except ImportError as error:
         return {"made": False, "reason": str(error), "known": []}
     try:
-        env = gymnasium.make(env_id, render_mode="rgb_array") if render else gymnasium.make(env_id)
+        env = gymnasium.make(env_id, **(env_kwargs or {}), **({"render_mode": "rgb_array"} if render else {}))
         if render:
             env.reset()
             env.render()

@@ -19,6 +19,7 @@ from palaestra.runs.runner import Runner
 RUNNERS = {
     "palaestra": "palaestra.runs.runners.palaestra:PalaestraRunner",
     "cleanrl": "palaestra.runs.runners.cleanrl:CleanrlRunner",
+    "corl": "palaestra.runs.runners.corl:CorlRunner",
     "sb3": "palaestra.runs.runners.sb3:Sb3Runner",
     "echo": "palaestra.runs.runners.echo:EchoRunner",
 }

@@ -17,11 +17,13 @@ from palaestra.errors import PalaestraError
 from palaestra.files.home import Home
 from palaestra.http.hosts import exposure_warning
 from palaestra.redaction import is_secret_name
+from palaestra.runs.catalogue import RunnerWithReadiness
 from palaestra.runs.client.connect import find_service
 from palaestra.runs.config import SETTINGS_FILE, service_config
 from palaestra.runs.process.interpreter import Interpreter, cuda_findings, probe
 from palaestra.runs.process.resource_usage import Gpu, detect_gpus
 from palaestra.runs.runner import Finding, Machine
+from palaestra.runs.runners.catalogues import readiness_of
 from palaestra.runs.runners.registry import broken_runners, registered_runners
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_for_reading
@@ -46,6 +48,7 @@ _SENT_BY_CLIENT = "Nothing to do: runs started in this shell use its value"
 # Variables that a trainer inherits from the service, with the remedy when this shell has another value.
 _INHERITED_VARIABLES = {
     "PALAESTRA_CLEANRL": _SENT_BY_CLIENT,
+    "PALAESTRA_CORL": _SENT_BY_CLIENT,
     "UV_PROJECT_ENVIRONMENT": _SENT_BY_CLIENT,
     "WANDB_API_KEY": _RESTART,
     "WANDB_BASE_URL": _RESTART,
@@ -215,13 +218,14 @@ def _check_runners() -> Iterator[Finding]:
     machine = _this_machine()
     for name, runner in registered_runners().items():
         trial = _TRIAL_SPECS.get(name)
-        if trial is None:
-            yield Finding(f"runner:{name}", "ok", runner.capabilities.title)
-            continue
-        spec = RunSpec.model_validate({"runner": name, "invoked_from": Path.cwd(), **trial})
+        findings: Sequence[Finding] = ()
+        if trial is not None:
+            spec = RunSpec.model_validate({"runner": name, "invoked_from": Path.cwd(), **trial})
+            findings = runner.preflight(spec, machine)
+        elif isinstance(runner, RunnerWithReadiness):
+            findings = readiness_of(runner, RunSpec(runner=name), machine).findings
         # A warning only: a machine without a foreign trainer is not broken.
-        refusals = (finding for finding in runner.preflight(spec, machine) if finding.level == "refused")
-        refusal = next(refusals, None)
+        refusal = next((finding for finding in findings if finding.level == "refused"), None)
         if refusal is None:
             yield Finding(f"runner:{name}", "ok", runner.capabilities.title)
         else:

@@ -53,12 +53,15 @@ class AttemptPlan:
     gpus: tuple[str, ...] = ()
     """GPUs leased to the attempt."""
     record_video: bool = False
+    offline_dataset: JsonObject = field(default_factory=dict)
+    has_episodes: bool = True
 
     @classmethod
     def of(cls, plan: LaunchPlan, gpus: tuple[str, ...] = ()) -> AttemptPlan:
         """The part of a launch plan to store."""
         shared = {one.name: getattr(plan, one.name) for one in fields(cls) if one.name != "gpus"}
-        return cls(**shared | {"env_signature": dict(plan.env_signature)}, gpus=gpus)
+        copies = {name: dict(getattr(plan, name)) for name in ("env_signature", "offline_dataset")}
+        return cls(**shared | copies, gpus=gpus)
 
     @classmethod
     def read(cls, attempt: Attempt) -> AttemptPlan:

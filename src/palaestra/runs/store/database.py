@@ -64,6 +64,9 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE runs ADD COLUMN notes TEXT NOT NULL DEFAULT '';
     ALTER TABLE runs ADD COLUMN config_digest TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE checkpoints ADD COLUMN offline_dataset TEXT NOT NULL DEFAULT '{}';
+    """,
 )
 """Statements that upgrade each schema version to the next, starting from an empty file."""
 

@@ -267,7 +267,7 @@ class SupervisedRun:
             self.state,
             process,
             lambda: context.pump.progress(self.state.run_id),
-            self._limits(),
+            self._limits(plan),
             poll_s=context.config.alarm_every_s,
             clock=context.clock,
             totals_before=self._totals_before,
@@ -308,9 +308,10 @@ class SupervisedRun:
                 _log.exception("%s: supervision failed and is retried", self.state.run_id)
                 await asyncio.sleep(_RETRY_S)
 
-    def _limits(self) -> AlarmLimits:
+    def _limits(self, plan: AttemptPlan) -> AlarmLimits:
+        default = self._context.config.no_episode_steps if plan.has_episodes else 0
         steps = self.spec.no_episode_steps
-        return AlarmLimits(self.spec.stall_after_s, self._context.config.no_episode_steps if steps is None else steps)
+        return AlarmLimits(self.spec.stall_after_s, default if steps is None else steps)
 
     # Checkpoints
 
@@ -353,7 +354,7 @@ class SupervisedRun:
         size = await asyncio.to_thread(directory_size, self.state.paths.path)
         exit_ = read_status(attempt).exit
         alarms = merge_alarms(self.state.record.alarms, lasting_alarms(progress, context.clock()))
-        outcome = self._explain(determine_outcome(facts), progress, alarms)
+        outcome = self._explain(determine_outcome(facts), progress, alarms, self._limits(plan))
         if self.state.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
             # The attempt ended before the monitor saw its output.
             await self.state.advance(PhaseEvent.FIRST_SIGN)
@@ -386,11 +387,13 @@ class SupervisedRun:
         if progress.problem:
             self._spawn(self._drain_later(attempt, plan))
 
-    def _explain(self, outcome: AttemptOutcome, progress: AttemptProgress, alarms: tuple[Alarm, ...]) -> AttemptOutcome:
+    def _explain(
+        self, outcome: AttemptOutcome, progress: AttemptProgress, alarms: tuple[Alarm, ...], limits: AlarmLimits
+    ) -> AttemptOutcome:
         """Explain a success that deserves a look: no finished episode, or alarms about the metrics."""
         if outcome.event is not PhaseEvent.SUCCEEDED:
             return outcome
-        missing = describe_missing_episodes(self._totals_before.new_steps(progress), progress.episodes, self._limits())
+        missing = describe_missing_episodes(self._totals_before.new_steps(progress), progress.episodes, limits)
         if missing:
             return replace(outcome, reason=missing, code="no_episodes")
         if alarms and outcome.code == "exit":

@@ -40,6 +40,7 @@ _KEYS_SET_ELSEWHERE = {
         "telemetry.wandb",
     ),
     "cleanrl": ("env_id", "seed", "track"),
+    "corl": ("checkout", "checkpoints_path", "device"),
 }
 _PARAMETER_KEYS = ("env.kwargs", "env_kwargs")
 """Where a runner may take the parameters of the environment."""

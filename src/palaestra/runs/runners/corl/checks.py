@@ -1,0 +1,150 @@
+"""Checks before a CORL run: its time on a CPU, its evaluations, disk space, warm start and credentials."""
+
+from __future__ import annotations
+
+import netrc
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from palaestra.runs.checkpoints.pickle_scan import scan
+from palaestra.runs.runner import Finding, Machine
+from palaestra.runs.runners.corl.offline_data import OfflineData
+from palaestra.runs.runners.corl.script import CorlScript
+from palaestra.runs.spec import RunSpec
+
+_UPDATE_MS = {
+    "td3_bc": 2.2,
+    "any_percent_bc": 0.8,
+    "iql": 3.5,
+    "cql": 17.0,
+    "cal_ql": 17.0,
+    "awac": 3.0,
+    "spot": 4.0,
+    "dt": 60.0,
+    "edac": 20.0,
+    "sac_n": 15.0,
+    "lb_sac": 30.0,
+}
+"""Milliseconds of one update with the default batch on one core of a server of 2024, measured with the scripts."""
+_LONG_RUN_S = 3_600.0
+_HIDDEN = 256
+_BYTES_PER_PARAMETER = 12
+"""A weight in 32 bits and the two moments of Adam."""
+
+
+def run_findings(
+    script: CorlScript, values: Mapping[str, object], data: OfflineData, machine: Machine, *, on_gpu: bool
+) -> Iterator[Finding]:
+    """What the values mean for the time, the evaluations, the replay buffer and the disk."""
+    yield from _check_buffer(values, data)
+    updates = script.count_updates(values)
+    if updates is None:
+        return
+    yield from _check_evaluations(script, values, updates)
+    yield from _check_decision_transformer(values)
+    if not on_gpu:
+        yield from _check_time(script, values, updates)
+    yield from _check_disk(script, values, data, machine)
+
+
+def _check_buffer(values: Mapping[str, object], data: OfflineData) -> Iterator[Finding]:
+    size, steps = values.get("buffer_size"), data.dataset.total_steps
+    if isinstance(size, int) and size < steps:
+        text = f"buffer_size = {size:,} is smaller than the dataset of {steps:,} steps, which the script refuses"
+        yield Finding("flag", "refused", text, f"Set buffer_size={steps}")
+
+
+def _check_evaluations(script: CorlScript, values: Mapping[str, object], updates: int) -> Iterator[Finding]:
+    if script.evaluation_field and script.count_evaluations(values) == 0:
+        interval = values.get(script.evaluation_field)
+        text = f"{script.evaluation_field} = {interval:,} is more than {updates:,} updates: the run would not be "
+        remedy = f"Set {script.evaluation_field}={updates} or less"
+        yield Finding("evaluation", "warning", f"{text}evaluated, and no checkpoint would be saved", remedy)
+    elif script.argument("checkpoints_path") is None:
+        text = f"{script.path.name} saves no checkpoints"
+        yield Finding("checkpoint", "warning", text, "Choose another script to keep what it learns")
+
+
+def _check_decision_transformer(values: Mapping[str, object]) -> Iterator[Finding]:
+    if values.get("target_returns") == [12000.0, 6000.0]:
+        text = "target_returns are those of HalfCheetah: the transformer is asked for returns of 12,000 and 6,000"
+        yield Finding("flag", "warning", text, "Set target_returns to returns of good episodes of the dataset")
+
+
+def _check_time(script: CorlScript, values: Mapping[str, object], updates: int) -> Iterator[Finding]:
+    batch = values.get("batch_size", _HIDDEN)
+    scale = max(0.5, batch / _HIDDEN) if isinstance(batch, int) and script.path.stem != "dt" else 1.0
+    seconds = updates * _UPDATE_MS.get(script.path.stem, 5.0) * scale / 1000.0
+    if seconds > _LONG_RUN_S:
+        text = f"{updates:,} updates on a CPU take about {seconds / 3600:.0f} h on one core, without evaluations"
+        shorter = max(1, int(updates * 600.0 / seconds))
+        if script.update_field == "num_epochs":
+            per_epoch = values.get("num_updates_on_epoch")
+            shorter = max(1, shorter // (per_epoch if isinstance(per_epoch, int) and per_epoch else 1))
+        yield Finding("time", "warning", text, f"For ten minutes set {script.update_field}={shorter}, or use --gpus 1")
+
+
+def _check_disk(
+    script: CorlScript, values: Mapping[str, object], data: OfflineData, machine: Machine
+) -> Iterator[Finding]:
+    if values.get("checkpoints_path") is None:
+        return
+    count = 1 if script.path.stem == "dt" else script.count_evaluations(values)
+    needed = count * _estimate_checkpoint_bytes(values, data)
+    free = machine.free_disk_bytes
+    text = f"{count:,} checkpoints take about {max(1, needed >> 20):,} MB"
+    remedy = f"Set {script.evaluation_field} higher, or checkpoints_path=null to save none"
+    if needed > free:
+        yield Finding("disk", "refused", f"{text}, and {free >> 20:,} MB are free", remedy)
+    elif needed > free // 2:
+        yield Finding("disk", "warning", f"{text} of {free >> 20:,} MB that are free", remedy)
+
+
+def _estimate_checkpoint_bytes(values: Mapping[str, object], data: OfflineData) -> int:
+    """Networks of two or three hidden layers with their optimisers: a policy, its critics and a value function."""
+    critics = values.get("num_critics", 2)
+    networks = 2 + (critics if isinstance(critics, int) else 2)
+    inputs = sum(sum(space.shape or ()) for space in (data.dataset.observation_space, data.dataset.action_space))
+    return networks * (inputs * _HIDDEN + 2 * _HIDDEN * _HIDDEN) * _BYTES_PER_PARAMETER
+
+
+def warm_start_findings(script: CorlScript, spec: RunSpec) -> Iterator[Finding]:
+    """Whether the script can begin with the weights of a checkpoint, and what that means."""
+    if spec.warm_start is None:
+        return
+    path = spec.invoked_from / Path(spec.warm_start).expanduser()
+    if script.argument("load_model") is None:
+        text = f"{script.path.name} has no load_model: it cannot begin with the weights of a checkpoint"
+        yield Finding(
+            "warm_start", "refused", text, "Leave --warm-start out, or use td3_bc, iql, cql or any_percent_bc"
+        )
+    elif not path.is_file():
+        remedy = "Give a checkpoint_N.pt of an earlier run, or its id"
+        yield Finding("warm_start", "refused", f"{spec.warm_start}: no such file", remedy)
+    elif reason := scan(path).reason:
+        text = f"{path.name} {reason}, and the script would unpickle it"
+        yield Finding("warm_start", "refused", text, "Use a checkpoint that a script of CORL saved")
+    else:
+        text = (
+            f"{script.path.name} loads the networks and optimisers of {path.name} and counts its updates from 0 again"
+        )
+        yield Finding("warm_start", "ok", text)
+
+
+def tracking_findings(spec: RunSpec, machine: Machine) -> Iterator[Finding]:
+    """Whether there are W&B credentials, for runs that log online."""
+    if spec.track != "online":
+        return
+    if machine.environment.get("WANDB_API_KEY") or _has_wandb_login(machine.environment.get("HOME", "")):
+        yield Finding("credentials", "ok", "for W&B")
+        return
+    text = "W&B online needs WANDB_API_KEY in the service's environment, or an entry in ~/.netrc"
+    remedy = "Run wandb login, or leave --track out: metrics are recorded as JSON lines in any case"
+    yield Finding("credentials", "refused", text, remedy)
+
+
+def _has_wandb_login(home: str) -> bool:
+    try:
+        return netrc.netrc(str(Path(home) / ".netrc")).authenticators("api.wandb.ai") is not None
+    except (OSError, netrc.NetrcParseError):
+        return False

@@ -1,0 +1,467 @@
+"""Unmodified scripts in the shape of CORL's on a local dataset: their flags, metrics, checkpoints and refusals."""
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tests.runs.runners.conftest import make_paths, run, start
+from tests.runs.runners.corl_data import EPISODES, STEPS, write_dataset
+
+from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
+from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.runner import Machine
+from palaestra.runs.runners.corl import CorlRunner
+from palaestra.runs.spec import RunSpec
+from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, TrainingStep
+
+CHECKOUT = Path(__file__).parent / "corl_checkout"
+DATASET = "pendulum/random-v0"
+needs_pyrallis = pytest.mark.skipif(find_spec("pyrallis") is None, reason="pyrallis is not installed")
+
+
+@pytest.fixture(scope="session")
+def stored_dataset(tmp_path_factory):
+    return write_dataset(Home(tmp_path_factory.mktemp("offline") / "var" / "training").datasets)
+
+
+@pytest.fixture
+def home(stored_dataset, monkeypatch):
+    """A state directory with the dataset in it."""
+    base = stored_dataset.parents[4]
+    monkeypatch.setenv("PALAESTRA_HOME", str(base))
+    return Home(base / "var" / "training")
+
+
+@pytest.fixture
+def own_home(stored_dataset, monkeypatch, tmp_path):
+    """A state directory with a copy of the dataset, which a test may damage."""
+    home = Home(tmp_path / "own" / "var" / "training")
+    shutil.copytree(stored_dataset, home.datasets / DATASET)
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "own"))
+    return home
+
+
+def _spec(**options):
+    config = {"checkout": str(CHECKOUT), "dataset": DATASET, **options.pop("config", {})}
+    return RunSpec(**{"runner": "corl", "script": "regression", "config": config, **options})
+
+
+def _short(**options):
+    config = {"max_timesteps": 100, "eval_freq": 50, **options.pop("config", {})}
+    return _spec(config=config, **options)
+
+
+def _only_refusal(spec, machine):
+    (refused,) = [finding for finding in CorlRunner().preflight(spec, machine) if finding.level == "refused"]
+    return refused
+
+
+def _findings(spec, machine):
+    return {finding.check: finding for finding in CorlRunner().preflight(spec, machine)}
+
+
+def _events(plan):
+    """The events that the service reads from the run."""
+    attempt = Attempt(plan.paths.attempt_dir)
+    translator = Translator(attempt, plan.sources, 1)
+    while translator.pump(10_000):
+        pass
+    translator.close()
+    with JournalReader(attempt.journal) as reader:
+        return [record.event for record in reader.read()]
+
+
+def _metric(events, name):
+    return {e.env_step: e.metrics[name] for e in events if isinstance(e, TrainingStep) and name in e.metrics}
+
+
+@pytest.fixture(scope="session")
+def trained(stored_dataset, tmp_path_factory):
+    """A finished run: its plan, its output and its events."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PALAESTRA_HOME", str(stored_dataset.parents[4]))
+        machine = Machine(environment=dict(os.environ), free_disk_bytes=10**12)
+        spec = _short(seed=3, config={"metrics_every": 10, "learning_rate": 1e-5, "betas": [0.8, 0.9]})
+        plan = CorlRunner().plan(spec, make_paths(tmp_path_factory.mktemp("trained")), machine)
+        code, output = run(plan)
+    assert code == 0, output
+    return spec, plan, output, _events(plan)
+
+
+@needs_pyrallis
+def test_an_unmodified_script_learns_from_a_local_dataset_and_reports_losses_scores_and_checkpoints(
+    home, trained, machine
+):
+    spec, plan, output, events = trained
+
+    assert "refused" not in {finding.level for finding in CorlRunner().preflight(spec, machine)}
+    assert plan.argv[1:] == (
+        str(CHECKOUT / "algorithms" / "offline" / "regression.py"), "--env=Pendulum-v1", "--learning_rate=1e-05",
+        "--betas=[0.8, 0.9]", "--max_timesteps=100", "--eval_freq=50", "--checkpoints_path=models", "--seed=3",
+        "--device=cpu",
+    )  # fmt: skip
+    assert f"Dataset size: {EPISODES * STEPS}" in output
+    # Means over ten updates: 2, 6, 10, 14 and 18 are logged with the updates 2, 4, 6, 8 and 10.
+    odd = _metric(events, "odd_loss")
+    assert (odd[10], odd[20]) == (10.0, 30.0)
+    assert list(odd) == list(_metric(events, "actor_loss")) == list(range(10, 101, 10))
+    returns, scores = _metric(events, "eval_return"), _metric(events, "eval_normalized_score")
+    assert list(returns) == list(scores) == [50, 100]
+    assert scores[100] == pytest.approx(100 * (returns[100] + 1000) / 1000)
+    assert f"Evaluation over 2 episodes: {returns[100]:.3f} , D4RL score: {scores[100]:.3f}" in output
+    saved = [event for event in events if isinstance(event, CheckpointSaved)]
+    assert [(event.env_step, Path(event.path).name) for event in saved] == [
+        (50, "checkpoint_49.pt"),
+        (100, "checkpoint_99.pt"),
+    ]
+    assert saved[0].metric == pytest.approx(scores[50])
+    assert (plan.env_id, plan.algorithm, plan.total_steps) == ("Pendulum-v1", "regression", 100)
+    assert len(list(plan.cwd.glob(plan.checkpoints[0]))) == 2
+    assert plan.offline_dataset["dataset_id"] == DATASET
+    assert plan.offline_dataset["env_id"] == "Pendulum-v1"
+    assert len(plan.offline_dataset["sha256"]) == 64
+
+
+@needs_pyrallis
+def test_the_same_seed_gives_the_same_metrics(home, trained, paths, machine):
+    spec, _, _, events = trained
+    plan = CorlRunner().plan(spec, paths, machine)
+
+    assert run(plan)[0] == 0
+
+    again = [event.metrics for event in _events(plan) if isinstance(event, TrainingStep)]
+    assert again == [event.metrics for event in events if isinstance(event, TrainingStep)]
+
+
+@needs_pyrallis
+def test_a_script_with_epochs_and_no_step_counts_updates(home, paths, machine):
+    config = {"num_epochs": 3, "num_updates_on_epoch": 40, "log_every": 20, "eval_every": 2}
+    plan = CorlRunner().plan(_spec(script="epochs", seed=1, config=config), paths, machine)
+
+    code, output = run(plan)
+
+    events = _events(plan)
+    assert code == 0, output
+    assert "--env_name=Pendulum-v1" in plan.argv
+    assert "--train_seed=1" in plan.argv
+    assert plan.total_steps == 120
+    # Logged after the updates 1, 21, 41, 61, 81 and 101; evaluated after the first and the last epoch.
+    assert _metric(events, "critic_loss") == {1: 0.0, 21: 20.0, 41: 40.0, 61: 60.0, 81: 80.0, 101: 100.0}
+    assert _metric(events, "eval_return") == {40: -500.0, 120: -500.0}
+    assert _metric(events, "eval_normalized_score") == {40: 50.0, 120: 50.0}
+    assert _metric(events, "eval_return_std") == {40: 100.0, 120: 100.0}
+    assert _metric(events, "size") == {40: EPISODES * STEPS, 120: EPISODES * STEPS}
+
+
+@needs_pyrallis
+def test_a_fine_tuning_script_reports_the_episodes_in_its_environment(home, paths, machine):
+    config = {"offline_iterations": 10, "online_iterations": 450, "eval_frequency": 460, "metrics_every": 100}
+    plan = CorlRunner().plan(_spec(script="finetune/online", config=config), paths, machine)
+
+    code, output = run(plan)
+
+    events = _events(plan)
+    episodes = [event for event in events if isinstance(event, EpisodeSummary)]
+    assert code == 0, output
+    # The script counts updates from 0: the second episode of 200 steps ends with update 10 + 400.
+    assert [(episode.env_step, episode.length) for episode in episodes] == [(210, 200), (410, 200)]
+    assert all(-2000 < episode.episode_return < 0 for episode in episodes)
+    assert _metric(events, "eval_return") == {460: -500.0}
+    assert _metric(events, "eval_normalized_score") == {460: 50.0}
+    assert not plan.has_episodes
+    assert plan.total_steps == 460
+
+
+def test_the_injected_modules_are_declared_with_their_hashes_and_the_environment_names_the_dataset(
+    home, paths, machine
+):
+    plan = CorlRunner().plan(_spec(), paths, machine)
+
+    settings = json.loads(plan.environment["PALAESTRA_OFFLINE"])
+    declared = plan.to_redacted_dict()["injected"]
+    assert [Path(entry["path"]).name for entry in declared] == ["gym.py", "d4rl.py", "wandb.py"]
+    assert all(len(entry["sha256"]) == 64 and entry["why"] for entry in declared)
+    assert plan.environment["PYTHONPATH"] == f"{paths.attempt_dir / 'shim'}:{CHECKOUT}"
+    assert settings["path"] == str(home.datasets / DATASET)
+    assert list(settings["files"]) == ["data/main_data.hdf5"]
+    assert settings["action_range"] == [[-2.0], [2.0]]
+    assert (settings["random_score"], settings["expert_score"]) == (-1000.0, 0.0)
+    # A million updates are recorded as 2,000 means of 500.
+    assert settings["metrics_every"] == 500
+
+
+def test_the_digest_changes_with_the_script_and_with_the_dataset(own_home, paths, machine, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(CHECKOUT, copy)
+    spec = _spec(config={"checkout": str(copy)})
+    before = CorlRunner().plan(spec, paths, machine).digest()
+    with open(copy / "algorithms" / "offline" / "regression.py", "a") as file:
+        file.write("# changed\n")
+    changed_script = CorlRunner().plan(spec, paths, machine).digest()
+    shutil.rmtree(own_home.datasets / DATASET)
+    write_dataset(own_home.datasets, expert_score=10.0)
+    changed_dataset = CorlRunner().plan(spec, paths, machine).digest()
+
+    assert len({before, changed_script, changed_dataset}) == 3
+
+
+@needs_pyrallis
+def test_a_config_file_of_the_checkout_is_the_base_and_given_values_win(home, paths, machine):
+    config = {"config_path": "offline/epochs/small", "eval_every": 2, "log_every": 5}
+    plan = CorlRunner().plan(_spec(script="epochs", config=config), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    assert plan.argv[2] == f"--config_path={CHECKOUT / 'configs' / 'offline' / 'epochs' / 'small.yaml'}"
+    # The file has 4 epochs of 10 updates, an evaluation in each epoch, and the environment of D4RL.
+    assert plan.total_steps == 40
+    assert {key: plan.resolved[key] for key in ("num_epochs", "eval_every", "env_name")} == {
+        "num_epochs": 4,
+        "eval_every": 2,
+        "env_name": "Pendulum-v1",
+    }
+    assert list(_metric(_events(plan), "eval_return")) == [10, 30, 40]
+
+
+@needs_pyrallis
+def test_a_warm_start_begins_with_the_saved_weights(home, trained, paths, machine):
+    _, first, _, events = trained
+    (checkpoint,) = first.cwd.glob("models/*/checkpoint_99.pt")
+    spec = _short(seed=3, warm_start=str(checkpoint), config={"learning_rate": 1e-12})
+
+    findings = _findings(spec, machine)
+    plan = CorlRunner().plan(spec, paths, machine)
+    assert run(plan)[0] == 0
+
+    assert findings["warm_start"].level == "ok"
+    assert "counts its updates from 0 again" in findings["warm_start"].text
+    assert f"--load_model={checkpoint}" in plan.argv
+    before, after = _metric(events, "eval_return"), _metric(_events(plan), "eval_return")
+    assert before[50] != before[100]
+    assert after[50] == pytest.approx(before[100], rel=1e-6)
+
+
+@needs_pyrallis
+def test_sigterm_ends_a_run(home, paths, machine):
+    config = {"num_epochs": 10**9, "eval_every": 1000, "log_every": 10**9}
+    plan = CorlRunner().plan(_spec(script="epochs", config=config), paths, machine)
+
+    with start(plan) as process:
+        stdout = Attempt(plan.paths.attempt_dir).stdout
+        while "eval/reward_mean" not in stdout.read_text():
+            assert process.poll() is None, stdout.read_text()
+        process.terminate()
+        code = process.wait(30)
+
+    assert code == -15
+    assert _metric(_events(plan), "eval_return")[1000] == -500.0
+
+
+def test_the_schema_has_the_fields_of_the_script_with_their_comments(home):
+    schema = CorlRunner().config_schema(_spec())
+
+    properties = schema["properties"]
+    assert properties["learning_rate"] == {
+        "type": "number",
+        "description": "step size of the optimizer, which is the same for all layers",
+        "default": 0.001,
+    }
+    assert properties["betas"]["default"] == [0.9, 0.999]
+    assert properties["max_timesteps"] == {
+        "type": "integer",
+        "description": "total gradient updates during training",
+        "default": 1_000_000,
+    }
+    assert properties["project"]["x-hidden"]
+    assert properties["dataset"]["x-choices"] == "datasets"
+    assert not {"env", "seed", "load_model"} & properties.keys()
+    behind = CorlRunner().config_schema(_spec(script="epochs"))["properties"]
+    assert behind["eval_every"]["description"] == "epochs between evaluations"
+    assert behind["num_epochs"]["description"] == ""
+
+
+def test_the_scripts_of_a_checkout_are_listed(home, machine):
+    scripts = {script.name: script for script in CorlRunner().scripts(_spec(script=None), machine)}
+
+    assert list(scripts) == ["epochs", "regression", "finetune/online"]
+    assert scripts["regression"].warm_start
+    assert not scripts["epochs"].warm_start
+    assert scripts["regression"].actions == ("continuous",)
+
+
+@pytest.mark.parametrize(
+    ("options", "check", "words", "remedy"),
+    [
+        ({"script": "regresion"}, "script", "is not in", "regression"),
+        ({"script": "../regression"}, "script", "must be in the checkout", "td3_bc"),
+        ({"script": None}, "script", "no script", "regression"),
+        ({"config": {"checkout": "/nowhere"}}, "script", "not a CORL checkout", "git clone"),
+        ({"config": {"learning_rat": 1}}, "flag", "no such argument", "learning_rate"),
+        ({"config": {"max_timesteps": 1.5}}, "flag", "is not a whole number", "1000000"),
+        ({"config": {"normalize": "yes"}}, "flag", "is not true or false", "True"),
+        ({"config": {"env": "Pendulum-v1"}}, "flag", "option of runs start", "--env"),
+        ({"config": {"load_model": "x.pt"}}, "flag", "option of runs start", "--warm-start"),
+        ({"config": {"wandb": True}}, "flag", "option of runs start", "--track"),
+        ({"config": {"name": "../x"}}, "path", "outside", ""),
+        ({"config": {"metrics_every": 0}}, "metrics_every", "not a number of updates", "from 1 on"),
+        ({"config": {"config_path": "offline/epochs/smal"}}, "config_path", "is not in", "epochs/small"),
+        (
+            {"script": "epochs", "config": {"config_path": "offline/epochs/wrong"}},
+            "flag",
+            "num_epochs = '1e1': is not a whole number",
+            "3000",
+        ),
+        (
+            {"script": "epochs", "config": {"config_path": "offline/epochs/other"}},
+            "config_path",
+            "epochs.py has no field expectile",
+            "for epochs",
+        ),
+        ({"config": {"config_path": "/etc/passwd"}}, "config_path", "must be a file", "relative"),
+        ({"config": {"checkpoints_path": "elsewhere"}}, "checkpoints_path", "looks for checkpoints", "null"),
+        ({"config": {"dataset": ""}}, "dataset", "no dataset given", "datasets list"),
+        ({"config": {"dataset": "pendulum/rndom-v0"}}, "dataset", "there is none of this name", "pendulum/random-v0"),
+        ({"config": {"buffer_size": 100}}, "flag", "smaller than the dataset of 200 steps", "buffer_size=200"),
+        ({"env_id": "CartPole-v1"}, "env", "recorded in Pendulum-v1, not in CartPole-v1", "--env Pendulum-v1"),
+        ({"script": "epochs", "warm_start": "x.pt"}, "warm_start", "has no load_model", "td3_bc"),
+        ({"warm_start": "x.pt"}, "warm_start", "no such file", "checkpoint_N.pt"),
+        ({"python": "/no/such/python"}, "python", "is not a program", "interpreter"),
+    ],
+)
+def test_a_request_that_cannot_run_is_refused_with_a_remedy(home, machine, options, check, words, remedy):
+    refused = _only_refusal(_spec(**options), machine)
+
+    assert refused.check == check
+    assert words in refused.text
+    assert remedy in refused.remedy
+
+
+def test_without_a_checkout_the_remedy_is_the_command_that_fetches_it(home, machine):
+    environment = {name: value for name, value in machine.environment.items() if name != "PALAESTRA_CORL"}
+    spec = RunSpec(runner="corl", script="td3_bc", config={"dataset": DATASET})
+
+    refused = _only_refusal(spec, replace(machine, environment=environment))
+
+    assert "PALAESTRA_CORL is not set" in refused.text
+    assert refused.remedy.startswith("git clone https://github.com/corl-team/CORL")
+
+
+def test_a_flipped_byte_in_the_dataset_is_refused_before_the_launch(own_home, machine):
+    data = own_home.datasets / DATASET / "data" / "main_data.hdf5"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+    refused = _only_refusal(_spec(), machine)
+
+    assert refused.check == "dataset"
+    assert "main_data.hdf5 was changed" in refused.text
+    assert refused.remedy
+
+
+@needs_pyrallis
+def test_a_dataset_that_changes_after_the_launch_ends_the_run_with_the_reason(own_home, paths, machine):
+    plan = CorlRunner().plan(_spec(script="epochs"), paths, machine)
+    with open(own_home.datasets / DATASET / "data" / "main_data.hdf5", "r+b") as file:
+        file.seek(3000)
+        file.write(b"\xff" * 64)
+
+    code, output = run(plan)
+
+    assert code == 1
+    assert "main_data.hdf5 of pendulum/random-v0 was changed or damaged since the launch" in output
+
+
+def test_a_dataset_with_discrete_actions_is_refused(own_home, machine):
+    write_dataset(own_home.datasets, "cartpole/random-v0", "CartPole-v1")
+
+    refused = _only_refusal(_spec(config={"dataset": "cartpole/random-v0"}), machine)
+
+    assert "its actions are Discrete(2)" in refused.text
+    assert "palaestra train" in refused.remedy
+
+
+def test_a_dataset_whose_environment_has_other_spaces_here_is_refused(own_home, machine):
+    # The dataset says that it comes from MountainCarContinuous, whose observations have 2 numbers.
+    shutil.rmtree(own_home.datasets / DATASET)
+    write_dataset(own_home.datasets, DATASET)
+    manifest = own_home.datasets / DATASET / "manifest.json"
+    manifest.write_text(manifest.read_text().replace("Pendulum-v1", "MountainCarContinuous-v0"))
+
+    refused = _only_refusal(_spec(), machine)
+
+    assert refused.check == "dataset"
+    assert "does not fit MountainCarContinuous-v0: its observations are 3 float32, there they are 2 float32" in (
+        refused.text
+    )
+
+
+def test_w_and_b_without_credentials_is_refused_with_both_remedies(home, machine, tmp_path):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
+    bare = replace(machine, environment={**environment, "HOME": str(tmp_path)})
+
+    refused = {f.check: f for f in CorlRunner().preflight(_spec(track="online"), bare) if f.level == "refused"}
+    with_key = replace(bare, environment={**bare.environment, "WANDB_API_KEY": "x" * 40})
+    accepted = _findings(_spec(track="online"), with_key)
+
+    assert "WANDB_API_KEY" in refused["credentials"].text
+    assert "wandb login" in refused["credentials"].remedy
+    assert "leave --track out" in refused["credentials"].remedy
+    assert accepted["credentials"].level == "ok"
+
+
+def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused(home, machine):
+    # 1,000,000 updates with a checkpoint every 5,000 are 200 files.
+    refused = _only_refusal(_spec(), replace(machine, free_disk_bytes=100 << 20))
+
+    assert refused.check == "disk"
+    assert "200 checkpoints" in refused.text
+    assert "checkpoints_path=null" in refused.remedy
+
+
+def test_an_interpreter_without_pyrallis_is_refused_with_the_command_that_installs_it(home, machine, bare_python):
+    spec = _spec(python=bare_python)
+
+    refused = {f.check: f for f in CorlRunner().preflight(spec, machine) if f.level == "refused"}
+
+    assert refused["dependency:pyrallis"].remedy == f"{bare_python} -m pip install 'pyrallis'"
+    assert set(refused) == {f"dependency:{name}" for name in ("gymnasium", "h5py", "numpy", "pyrallis", "torch")}
+
+
+def test_a_long_run_on_a_cpu_and_a_run_without_an_evaluation_are_warned_about(home, machine):
+    long = _findings(_spec(config={"batch_size": 1024}), machine)
+    unevaluated = _findings(_spec(config={"max_timesteps": 100}), machine)
+
+    assert long["time"].level == "warning"
+    assert "1,000,000 updates on a CPU take about" in long["time"].text
+    assert "max_timesteps=" in long["time"].remedy
+    assert unevaluated["evaluation"].level == "warning"
+    assert "no checkpoint would be saved" in unevaluated["evaluation"].text
+    assert "time" not in unevaluated
+
+
+def test_a_checkpoint_with_code_in_it_is_not_loaded(home, machine, tmp_path):
+    import pickle
+
+    class Evil:
+        def __reduce__(self):
+            return os.system, ("true",)
+
+    path = tmp_path / "checkpoint_1.pt"
+    path.write_bytes(pickle.dumps(Evil()))
+
+    refused = _only_refusal(_spec(warm_start=str(path)), machine)
+
+    assert refused.check == "warm_start"
+    assert "would unpickle it" in refused.text
+
+
+def test_the_runner_uses_the_interpreter_of_the_service_without_another(home, paths, machine):
+    assert CorlRunner().plan(_spec(), paths, machine).argv[0] == sys.executable
