@@ -11,6 +11,7 @@ import pytest
 from tests.runs.runners.acting import MACHINE
 from tests.runs.runners.example_runner import ExampleRunner
 from tests.runs.runners.test_cleanrl import CHECKOUT
+from tests.runs.runners.test_corl import CHECKOUT as CORL
 
 from palaestra.errors import ConfigError, UnknownEnvironment
 from palaestra.runs.catalogue import Readiness
@@ -366,7 +367,9 @@ def test_descriptions_are_read_from_the_usual_forms_of_docstrings():
 
 
 def test_every_runner_here_is_ready_within_a_second_once_asked(monkeypatch):
-    machine = replace(MACHINE, environment={**MACHINE.environment, "PALAESTRA_CLEANRL": str(CHECKOUT)})
+    machine = replace(
+        MACHINE, environment={**MACHINE.environment, "PALAESTRA_CLEANRL": str(CHECKOUT), "PALAESTRA_CORL": str(CORL)}
+    )
     for name, runner in registered_runners().items():
         readiness_of(runner, RunSpec(runner=name), machine)
         began = time.monotonic()

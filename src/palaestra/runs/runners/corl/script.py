@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-
-import yaml
 
 from palaestra.errors import ConfigError
 from palaestra.runs.runners.script_arguments import ScriptArgument, iterate_imports, parse_default, parse_type
@@ -33,6 +32,9 @@ _UPDATE_FIELDS = (
 """Fields whose sum is the number of gradient updates; the first one of each is what a user would lower."""
 _EVALUATION_FIELDS = ("eval_freq", "eval_frequency", "eval_every")
 _NAMES = frozenset({"project", "group", "name"})
+_PLAIN_TEXT = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
+_YAML_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})
+"""Words that YAML does not read as text."""
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,8 @@ def _read_comment_above(node: ast.AnnAssign, lines: list[str]) -> str:
 
 def read_base_config(path: Path, script: CorlScript) -> JsonObject:
     """The values of a YAML file of the checkout. Raises `ConfigError` if they are not those of the script."""
+    import yaml
+
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -194,10 +198,5 @@ def build_corl_flags(script: CorlScript, values: Mapping[str, object]) -> list[s
 
 
 def _to_yaml(value: object) -> str:
-    if not isinstance(value, str):
-        return json.dumps(value)
-    try:
-        is_plain = yaml.safe_load(value) == value
-    except yaml.YAMLError:
-        is_plain = False
-    return value if is_plain else json.dumps(value)
+    is_plain = isinstance(value, str) and _PLAIN_TEXT.fullmatch(value) and value.lower() not in _YAML_WORDS
+    return str(value) if is_plain else json.dumps(value)

@@ -28,6 +28,7 @@ class GymEnv:
 
     def __init__(self, env: Any) -> None:
         self._env = env
+        self.unwrapped = self
         self._pending_seed: int | None = None
         self._low, self._high = d4rl.action_range()
         self.observation_space = env.observation_space
@@ -39,11 +40,6 @@ class GymEnv:
         self.reward_range = (-float("inf"), float("inf"))
         self.ref_min_score = d4rl.settings().get("random_score")
         self.ref_max_score = d4rl.settings().get("expert_score")
-
-    @property
-    def unwrapped(self) -> GymEnv:
-        """The environment without wrappers."""
-        return self
 
     @property
     def _max_episode_steps(self) -> int:
