@@ -255,7 +255,7 @@ def test_sigterm_ends_a_run(home, paths, machine):
 
     with start(plan) as process:
         stdout = Attempt(plan.paths.attempt_dir).stdout
-        while "eval/reward_mean" not in stdout.read_text():
+        while "eval_score" not in stdout.read_text():
             assert process.poll() is None, stdout.read_text()
         process.terminate()
         code = process.wait(30)

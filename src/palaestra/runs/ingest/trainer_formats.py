@@ -66,11 +66,7 @@ TAGS: dict[str, dict[str, str]] = {
     },
     "corl": {
         "d4rl_normalized_score": "eval_normalized_score",
-        "eval/d4rl_normalized_score": "eval_normalized_score",
-        "eval/normalized_score_mean": "eval_normalized_score",
         "eval_score": "eval_return",
-        "eval/eval_score": "eval_return",
-        "eval/reward_mean": "eval_return",
         "eval/reward_std": "eval_return_std",
         "eval/success_rate": "eval_success_rate",
         "batch_entropy": "entropy",

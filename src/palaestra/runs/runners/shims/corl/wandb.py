@@ -20,10 +20,15 @@ from typing import Any
 import d4rl
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
-_SCORES = ("d4rl_normalized_score", "eval/d4rl_normalized_score", "eval/normalized_score_mean")
-"""Normalised scores of an evaluation, as the scripts call them."""
-_RETURNS = ("eval_score", "eval/eval_score", "eval/reward_mean")
-"""Mean returns of an evaluation, as the scripts call them. The other scripts print it only."""
+SCORE, RETURN = "d4rl_normalized_score", "eval_score"
+"""Normalised score and mean return of an evaluation."""
+_OTHER_NAMES = {
+    "eval/d4rl_normalized_score": SCORE,
+    "eval/normalized_score_mean": SCORE,
+    "eval/eval_score": RETURN,
+    "eval/reward_mean": RETURN,
+}
+"""What some scripts call them. Those that log no return only print it."""
 _EPISODE = "train/episode_return"
 
 
@@ -54,7 +59,11 @@ class MetricWriter:
         if self._has_evaluated:
             # A script saves its checkpoint before or after it logs the evaluation, and always before the next row.
             self.announce_checkpoints()
-        numbers = {name: number for name, number in ((n, _to_number(v)) for n, v in row.items()) if number is not None}
+        numbers = {
+            _OTHER_NAMES.get(name, name): number
+            for name, value in row.items()
+            if (number := _to_number(value)) is not None
+        }
         self._step = self._find_step(numbers, step)
         if _is_evaluation(numbers):
             self.flush()
@@ -114,25 +123,22 @@ class MetricWriter:
     def _write_evaluation(self, numbers: dict[str, float]) -> None:
         self._has_evaluated = True
         raw_return = d4rl.take_last_return()
-        is_reported = self._return_step == self._step or any(name in numbers for name in _RETURNS)
-        if raw_return is not None and not is_reported and any(name in numbers for name in _SCORES):
-            numbers["eval_score"] = raw_return
+        if raw_return is not None and SCORE in numbers and self._return_step != self._step:
+            numbers.setdefault(RETURN, raw_return)
         self._return_step = self._step
         for target in self._config.get("target_returns", ())[:1]:
             # The decision transformer evaluates once per target return; the first one is the evaluation.
-            for name, tag in (("return_mean", "eval_score"), ("normalized_score_mean", "d4rl_normalized_score")):
+            for name, tag in (("return_mean", RETURN), ("normalized_score_mean", SCORE)):
                 if f"eval/{target}_{name}" in numbers:
                     numbers[tag] = numbers[f"eval/{target}_{name}"]
-        score = next(
-            (numbers[name] for name in (*_SCORES, *_RETURNS) if math.isfinite(numbers.get(name, math.nan))), None
-        )
-        self._score = score if score is not None else self._score
+        finite = [numbers[name] for name in (SCORE, RETURN) if math.isfinite(numbers.get(name, math.nan))]
+        self._score = finite[0] if finite else self._score
         metrics = {name: _to_json(number) for name, number in numbers.items()}
         _write({"kind": "TrainingStep", "env_step": self._step, "update": self._step, "metrics": metrics})
 
 
 def _is_evaluation(numbers: dict[str, float]) -> bool:
-    return any(name.startswith("eval") or name in _SCORES for name in numbers)
+    return any(name.startswith("eval") or name == SCORE for name in numbers)
 
 
 def _to_number(value: Any) -> float | None:
