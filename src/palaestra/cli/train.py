@@ -187,16 +187,19 @@ def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, A
     from palaestra.runs.process.probe import signature
     from palaestra.telemetry.config import check_telemetry
     from palaestra.train.config import config_from
-    from palaestra.train.trainer import build_trainer
+    from palaestra.train.trainer import Trainer, build_trainer
+    from palaestra.train.transitions import build_transition_training
 
     config = config_from(data, seed=seed)
     check_telemetry(config.telemetry)
     # One environment is enough; hundreds in worker processes would only take longer.
     changes = {"num_envs": 1} | ({"vectorization": "in_process"} if config.env.vectorization == "workers" else {})
     single = config.model_copy(update={"env": config.env.model_copy(update=changes)})
-    trainer = build_trainer(single)
+    trainer = build_transition_training(single) if config.experience == "transitions" else build_trainer(single)
     try:
-        trainer.training.check_memory(config.rollout_length, config.trainer.buffer_size, num_envs=config.env.num_envs)
+        if isinstance(trainer, Trainer):
+            length, ring = config.rollout_length, config.trainer.buffer_size
+            trainer.training.check_memory(length, ring, num_envs=config.env.num_envs)
         env_signature = signature(trainer.env, config.env.id)
     finally:
         trainer.env.close()

@@ -11,12 +11,29 @@ from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.ppo import PPO
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.built_in import GRPO, RejectionSampling, TrajectoryPPO
+from palaestra.learner.transitions.algorithm import TransitionAlgorithm
+from palaestra.learner.transitions.dqn import DQN
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "rollouts": {"ppo": PPO},
     "trajectories": {"rejection_sampling": RejectionSampling, "grpo": GRPO, "ppo": TrajectoryPPO},
+    "transitions": {"dqn": DQN},
 }
-BASES: dict[str, Any] = {"rollouts": RolloutAlgorithm, "trajectories": TrajectoryAlgorithm}
+BASES: dict[str, Any] = {
+    "rollouts": RolloutAlgorithm,
+    "trajectories": TrajectoryAlgorithm,
+    "transitions": TransitionAlgorithm,
+}
+
+
+def find_experience(name: object) -> str:
+    """The kind of experience of an algorithm for environments: `transitions`, or `rollouts` for all other names."""
+    if not isinstance(name, str):
+        return "rollouts"
+    if ":" in name:
+        cls = import_address(name, place="algorithm.name")
+        return "transitions" if isinstance(cls, type) and issubclass(cls, TransitionAlgorithm) else "rollouts"
+    return "transitions" if name in ALGORITHMS["transitions"] else "rollouts"
 
 
 def find_algorithm(name: str, experience: str = "rollouts") -> Any:
@@ -31,12 +48,15 @@ def find_algorithm(name: str, experience: str = "rollouts") -> Any:
             raise ConfigError("algorithm.name", name, f"is not an algorithm on {experience}: {defect}", remedy)
         return cls
     if name not in table:
+        if experience == "rollouts":  # environments are also the place of algorithms on transitions
+            table = {**table, **ALGORITHMS["transitions"]}
         close = closest_names(name, table, count=1)
         remedy = (
             f"Did you mean {close[0]!r}?" if close else "For your own class write its address 'package.module:Class'"
         )
+        kinds = "rollouts or transitions" if experience == "rollouts" else experience
         raise ConfigError(
-            "algorithm.name", name, f"is not a built-in algorithm on {experience} ({', '.join(table)})", remedy
+            "algorithm.name", name, f"is not a built-in algorithm on {kinds} ({', '.join(table)})", remedy
         )
     return table[name]
 

@@ -20,7 +20,7 @@ from palaestra.learner.algorithm import RolloutAlgorithm, RolloutConfig
 from palaestra.learner.batch import TrainBatch, evaluate_actions, minibatch
 
 
-class _Means:
+class RunningMeans:
     """Running means by name. The policy may see fewer minibatches than the critic."""
 
     def __init__(self) -> None:
@@ -28,10 +28,12 @@ class _Means:
         self._counts: Counter[str] = Counter()
 
     def add(self, name: str, number: Tensor | float) -> None:
+        """Count one number."""
         self._sums[name] = self._sums.get(name, 0.0) + number
         self._counts[name] += 1
 
     def compute(self) -> dict[str, float]:
+        """The means so far."""
         return {name: float(total) / self._counts[name] for name, total in self._sums.items()}
 
 
@@ -56,7 +58,7 @@ def run_epochs(
     if not parts:
         reason = "every weight is frozen, so there is nothing to learn"
         raise ConfigError("policy", "no trainable parameter", reason, "Set requires_grad=True on some parameters")
-    means, minibatches, stopped_at = _Means(), 0, 0
+    means, minibatches, stopped_at = RunningMeans(), 0, 0
     for rows in (rows for epoch in order for rows in epoch.split(config.batch_size)):
         if poll is not None:
             poll()

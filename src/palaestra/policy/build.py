@@ -13,11 +13,12 @@ from palaestra.errors import ConfigError
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import Device, choose_device, move_to
+from palaestra.policy.off_policy import TRANSITION_POLICIES, TransitionPolicy
 from palaestra.policy.vla.conformance import check_vla_model
 from palaestra.policy.vla.loading import load_vla_model
 from palaestra.policy.vla.policy import VLAPolicy, check_action_space
 
-POLICIES: dict[str, type[nn.Module]] = {"actor_critic": ActorCritic, "vla": VLAPolicy}
+POLICIES: dict[str, type[nn.Module]] = {"actor_critic": ActorCritic, "vla": VLAPolicy, **TRANSITION_POLICIES}
 
 
 def build_policy(
@@ -41,9 +42,18 @@ def build_policy(
             reason = "a pretrained model receives observations as they are"
             raise ConfigError("env.normalize_observation", True, reason, "Set env.normalize_observation=false")
         return _build_vla_policy(config, observation_space, action_space, seed, pretrained, chosen)
+    if config.name in TRANSITION_POLICIES:
+        return TRANSITION_POLICIES[config.name](
+            observation_space,
+            action_space,
+            config,
+            normalize_observation=normalize_observation,
+            seed=seed,
+            device=chosen,
+        )
     if ":" in config.name:
         network = _build_own_network(config, observation_space, action_space, seed)
-        if hasattr(network, "evaluate_actions"):  # a whole policy, not just a network
+        if isinstance(network, TransitionPolicy) or hasattr(network, "evaluate_actions"):  # a whole policy
             return network.to(chosen)
     elif config.name not in POLICIES:
         close = closest_names(config.name, POLICIES, count=1)

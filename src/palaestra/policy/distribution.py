@@ -61,6 +61,10 @@ class Distribution(nn.Module):
         """Convert a stored action for the environment."""
         return action
 
+    def from_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Convert an action of the environment to its stored form; the inverse of `to_env`."""
+        return action
+
 
 def _sample_index(probabilities: Tensor, noise: Tensor) -> Tensor:
     """The first index whose cumulative probability exceeds the uniform noise `[..., 1]`."""
@@ -103,6 +107,10 @@ class Categorical(Distribution):
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
         """Shift by the start of the space."""
         return action + self._start if self._start else action
+
+    def from_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Shift by the start of the space."""
+        return action - self._start if self._start else action
 
 
 class MultiCategorical(Distribution):
@@ -148,6 +156,10 @@ class MultiCategorical(Distribution):
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
         """Shift by the start of each choice, and reshape to the space."""
         return action.reshape(-1, *self._start.shape) + self._start
+
+    def from_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Shift by the start of each choice, and flatten."""
+        return (action - self._start).reshape(len(action), -1)
 
 
 class Bernoulli(Distribution):
@@ -272,3 +284,56 @@ class SquashedGaussian(Gaussian):
         unit = (np.tanh(action) + np.float32(1.0)) * np.float32(0.5)
         squashed: NDArray[Any] = self._low + unit * (self._high - self._low)
         return squashed
+
+
+class EpsilonGreedy(Distribution):
+    """The action with the largest value, and with probability `exploration` any action. `parameters` are values."""
+
+    noise_kind: Literal["uniform", "normal"] = "uniform"
+    noise_size = 2
+    action_shape = ()
+    action_dtype = np.int64
+    exploration: Tensor
+
+    def __init__(self, n: int, start: int = 0) -> None:
+        super().__init__()
+        self.num_parameters = n
+        self.choices = (n,)
+        self._start = start
+        self.register_buffer("exploration", torch.zeros(()))
+
+    def sample(self, parameters: Tensor, noise: Tensor) -> Tensor:
+        """A random action where the first number of the noise is below `exploration`."""
+        explores = (noise[:, 0] < self.exploration) & (parameters.max(-1).values > _FORBIDDEN)
+        allowed = parameters > _FORBIDDEN
+        # The k-th of the allowed actions, with k drawn by the second number.
+        place = (noise[:, 1:] * allowed.sum(-1, keepdim=True)).long() + 1
+        drawn = (allowed.cumsum(-1) >= place).float().argmax(-1)
+        return torch.where(explores, drawn, parameters.argmax(-1))
+
+    def mode(self, parameters: Tensor) -> Tensor:
+        """The action with the largest value."""
+        return parameters.argmax(-1)
+
+    def _probabilities(self, parameters: Tensor) -> Tensor:
+        allowed = (parameters > _FORBIDDEN).float()
+        greedy = nn.functional.one_hot(parameters.argmax(-1), parameters.shape[-1]).float()
+        return (1.0 - self.exploration) * greedy + self.exploration * allowed / allowed.sum(-1, keepdim=True)
+
+    def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
+        """Logarithm of the probability; of actions that are never taken, the smallest float."""
+        tiny = torch.finfo(parameters.dtype).tiny
+        return self._probabilities(parameters).gather(-1, action.unsqueeze(-1)).squeeze(-1).clamp(min=tiny).log()
+
+    def entropy(self, parameters: Tensor) -> Tensor:
+        """- sum p log p."""
+        p = self._probabilities(parameters)
+        return -torch.xlogy(p, p).sum(-1)
+
+    def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Shift by the start of the space."""
+        return action + self._start if self._start else action
+
+    def from_env(self, action: NDArray[Any]) -> NDArray[Any]:
+        """Shift by the start of the space."""
+        return action - self._start if self._start else action

@@ -6,9 +6,10 @@ from palaestra.lazy import lazy_attributes
 
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig, config_from, load_config
+    from palaestra.train.evaluation import evaluate_checkpoint
     from palaestra.train.run import TrainingResult
     from palaestra.train.trainer import Trainer, build_trainer
-    from palaestra.train.vector import evaluate_checkpoint, train
+    from palaestra.train.vector import train
 
 __all__ = [
     "RunConfig",
@@ -30,7 +31,7 @@ __getattr__, __dir__ = lazy_attributes(
         "Trainer": "trainer",
         "build_trainer": "trainer",
         "config_from": "config",
-        "evaluate_checkpoint": "vector",
+        "evaluate_checkpoint": "evaluation",
         "load_config": "config",
         "train": "vector",
     },

@@ -1,4 +1,4 @@
-"""The configuration of a training run in vector environments.
+"""The configuration of a training run in vector environments or on a dataset.
 
 `load_config` reads a file, applies overrides, accepts the spellings of the specifications, and validates all sections.
 """
@@ -19,7 +19,7 @@ from palaestra.env.make import EnvConfig
 from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
 from palaestra.learner.ppo import PPOConfig
-from palaestra.learner.registry import build_algorithm, config_of
+from palaestra.learner.registry import ALGORITHMS, build_algorithm, config_of, find_algorithm, find_experience
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import DEVICE_PATTERN, check_device_name
 from palaestra.telemetry import TelemetryConfig
@@ -28,11 +28,38 @@ MAX_SEED = 2**32 - 1
 """The largest seed. Evaluation adds to it, and torch accepts at most 64 bits."""
 
 
+LOG_STEPS = 1_000
+"""Environment steps between two telemetry records of a run on transitions, if `trainer.log_interval` is not given."""
+DEFAULT_LENGTH = 100_000
+"""Length of a run that does not give one, in environment steps or, offline, in gradient steps."""
+
+
+class DatasetConfig(Section):
+    """A dataset of transitions to learn from, alone or before and beside the environment."""
+
+    id: str = Field(min_length=1)
+    """Its name in `palaestra datasets list`."""
+    steps_per_update: int = Field(default=100, ge=1)
+    """Gradient steps per update while learning from the dataset alone. Reports, evaluations and checkpoints happen
+    between updates."""
+    offline_updates: int = Field(default=0, ge=0)
+    """With `trainer.total_timesteps`: gradient steps on the dataset before the first step in the environment."""
+    mix: float = Field(default=0.0, ge=0, le=1)
+    """With `trainer.total_timesteps`: share of every minibatch that is drawn from the dataset."""
+    prefill: bool = False
+    """With `trainer.total_timesteps`: copy the dataset into the replay buffer, where new steps overwrite it."""
+
+
 class TrainerConfig(AsyncConfig):
     """Length of the training, collection, checkpoints and evaluation."""
 
     total_timesteps: int | None = Field(default=None, ge=1)
     """Total steps over all environments. Give this or `iterations`; 100,000 if neither is given."""
+    updates: int | None = Field(default=None, ge=1)
+    """Length of offline learning in gradient steps; 100,000 if not given. Needs a `dataset`."""
+    save_replay: bool = True
+    """Whether checkpoints include the replay buffer (its filled part). Without it, a resumed run starts with an empty
+    buffer."""
     iterations: int | None = Field(default=None, ge=1)
     """Length of the training in rollouts."""
     rollout_length: int = Field(default=2048, ge=1)
@@ -83,6 +110,7 @@ class RunConfig(Section):
     name: str = Field(default="", max_length=80)
     """Prefix of the run id; the name of the environment if empty."""
     env: EnvConfig
+    dataset: DatasetConfig | None = None
     policy: PolicyConfig = PolicyConfig()
     algorithm: dict[str, Any] = Field(default_factory=dict)
     trainer: TrainerConfig = TrainerConfig()
@@ -95,12 +123,24 @@ class RunConfig(Section):
 
     @property
     def total_timesteps(self) -> int:
-        """Total steps over all environments."""
+        """Total steps over all environments; gradient steps of a run that is offline."""
         if self.trainer.total_timesteps is not None:
             return self.trainer.total_timesteps
         if self.trainer.iterations is not None:
             return self.trainer.iterations * self.rollout_length * self.env.num_envs
-        return 100_000
+        if self.is_offline:
+            return self.trainer.updates or DEFAULT_LENGTH
+        return DEFAULT_LENGTH
+
+    @property
+    def experience(self) -> str:
+        """The kind of experience of the algorithm: `rollouts` or `transitions`."""
+        return find_experience(self.algorithm["name"])
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the run learns from a dataset alone. Its steps are gradient steps."""
+        return self.dataset is not None and self.trainer.total_timesteps is None
 
     @property
     def asynchronous(self) -> AsyncConfig | None:
@@ -117,10 +157,12 @@ class RunConfig(Section):
 SECTIONS: dict[str, type[Section]] = {
     "run": RunConfig,
     "env": EnvConfig,
+    "dataset": DatasetConfig,
     "policy": PolicyConfig,
     "trainer": TrainerConfig,
     "telemetry": TelemetryConfig,
     "ppo": PPOConfig,
+    **{name: cls.config_class for name, cls in ALGORITHMS["transitions"].items()},
 }
 
 
@@ -134,13 +176,43 @@ def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfi
     data = dict(data)
     if "env" not in data:
         raise ConfigError("env", None, "required and not given", "Name one: env.id=CartPole-v1")
-    data["algorithm"] = read_algorithm(data.get("algorithm") or {}, "rollouts", "ppo")
+    given = data.get("algorithm") or {}
+    experience = find_experience(given.get("name")) if isinstance(given, Mapping) else "rollouts"
+    data["algorithm"] = read_algorithm(given, experience, "ppo")
+    if experience == "transitions":
+        data |= _transition_defaults(data)
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
     data["trainer"] = _resolve_buffer_size(data.get("trainer"))
-    config = parse_section(RunConfig, {key: {} if value is None else value for key, value in data.items()})
-    _check_consistency(config)
+    optional = {"dataset"}
+    config = parse_section(
+        RunConfig, {key: {} if value is None and key not in optional else value for key, value in data.items()}
+    )
+    if experience == "transitions":
+        _check_transitions(config)
+    else:
+        _check_rollouts(config)
     return config
+
+
+def _transition_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The sections with the defaults that suit a replay buffer; given keys stay as they are."""
+    algorithm = data["algorithm"]
+    sections: dict[str, Any] = {}
+    for section in ("env", "policy", "trainer"):
+        given = data.get(section) or {}
+        if not isinstance(given, Mapping):
+            return {}  # refused by the parser
+        sections[section] = dict(given)
+    env, policy, trainer = sections["env"], sections["policy"], sections["trainer"]
+    env.setdefault("num_envs", 1)
+    policy.setdefault("name", find_algorithm(algorithm["name"], "transitions").policy)
+    policy.setdefault("hidden", [256, 256])
+    policy.setdefault("activation", "relu")
+    if isinstance(env["num_envs"], int) and "log_interval" not in trainer and "dataset" not in data:
+        trainer["log_interval"] = max(1, LOG_STEPS // max(1, algorithm["train_freq"] * env["num_envs"]))
+    trainer.setdefault("checkpoint_seconds", 300.0)
+    return sections
 
 
 def _resolve_buffer_size(given: Any) -> Any:
@@ -186,8 +258,50 @@ def make_algorithm(section: Mapping[str, Any], experience: str) -> Any:
     return build_algorithm(section["name"], settings, experience)
 
 
-def _check_consistency(config: RunConfig) -> None:
+def _check_transitions(config: RunConfig) -> None:
+    """Raise `ConfigError` for keys that do not fit an algorithm on transitions."""
+    t, name, defaults = config.trainer, config.algorithm["name"], TrainerConfig.model_fields
+    algorithm = find_algorithm(name, "transitions")
+    for key in ("iterations", "rollout_length", "buffer_size", "buffer_type", "collection", *AsyncConfig.model_fields):
+        if getattr(t, key) != defaults[key].default:
+            reason = f"{name} learns from transitions, not from rollouts"
+            raise ConfigError(f"trainer.{key}", getattr(t, key), reason, "Leave it out")
+    if config.policy.name != algorithm.policy and ":" not in config.policy.name:
+        reason = f"{name} trains {algorithm.policy}"
+        raise ConfigError("policy.name", config.policy.name, reason, "Leave it out")
+    for key in ("normalize_reward", "normalize_observation"):
+        if getattr(config.env, key) and (key == "normalize_reward" or config.dataset is None):
+            reason = "a replay buffer keeps what was recorded under other statistics"
+            raise ConfigError(f"env.{key}", True, reason, "Leave it out")
+    if config.env.action_chunk > 1:
+        raise ConfigError("env.action_chunk", config.env.action_chunk, f"{name} takes one action per step")
+    _check_length(config, algorithm)
+
+
+def _check_length(config: RunConfig, algorithm: Any) -> None:
+    """Raise `ConfigError` if the length of the run does not fit learning online or offline."""
+    t, name = config.trainer, config.algorithm["name"]
+    if config.dataset is None:
+        if algorithm.offline_only:
+            raise ConfigError("dataset", None, f"{name} learns from a dataset", "Name one: dataset.id=NAME")
+        if t.updates is not None:
+            reason = "counts gradient steps on a dataset, and there is none"
+            raise ConfigError("trainer.updates", t.updates, reason, "Use trainer.total_timesteps, or give dataset.id")
+    elif t.total_timesteps is not None:
+        if algorithm.offline_only:
+            reason = f"{name} learns from a dataset alone"
+            raise ConfigError("trainer.total_timesteps", t.total_timesteps, reason, "Use trainer.updates")
+        if t.updates is not None:
+            remedy = "For learning on the dataset before the environment set dataset.offline_updates"
+            raise ConfigError("trainer.updates", t.updates, "trainer.total_timesteps is given, too", remedy)
+
+
+def _check_rollouts(config: RunConfig) -> None:
     t = config.trainer
+    if config.dataset is not None or t.updates is not None:
+        place, value = ("dataset", config.dataset.id) if config.dataset else ("trainer.updates", t.updates)
+        known = ", ".join(ALGORITHMS["transitions"])
+        raise ConfigError(place, value, f"{config.algorithm['name']} learns from rollouts", f"Use one of {known}")
     if t.total_timesteps is not None and t.iterations is not None:
         raise ConfigError(
             "trainer.iterations", t.iterations, f"trainer.total_timesteps says {t.total_timesteps}", "Give one of them"

@@ -84,6 +84,8 @@ class RunSchedule:
     log_interval: int = 1
     keep_first: bool = False
     """Whether to keep the checkpoint from before training."""
+    evaluate_first: bool = False
+    """Whether to evaluate before the first update of a new run."""
 
 
 class RunComponents(Protocol):
@@ -114,11 +116,17 @@ class RunComponents(Protocol):
     def load_policy(self, path: Path) -> None:
         """Load the weights of a checkpoint."""
 
+    def warm_start(self, checkpoint: TrainingCheckpoint) -> None:
+        """Load the weights of another run's checkpoint; counters and optimiser start anew."""
+
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Raise if the run cannot continue from a checkpoint, before anything is loaded."""
 
     def evaluate(self) -> dict[str, float]:
         """Metrics of an evaluation on held-out episodes."""
+
+    def is_evaluation_due(self) -> bool:
+        """Whether to evaluate after this update, apart from `eval_every`."""
 
     def notices(self) -> Sequence[tuple[str, str]]:
         """Messages at the start of the run: level and text."""
@@ -161,7 +169,7 @@ def train(
         components = build(stack)
         if warm_start is not None:
             with wrap_checkpoint_errors(warm_start):
-                components.load_policy(load_checkpoint(warm_start, kind=components.kind).policy)
+                components.warm_start(load_checkpoint(warm_start, kind=components.kind))
 
         def load(path: Path) -> bool:
             assert resume is not None
@@ -235,6 +243,7 @@ class _Run:
                 self._save(None)
                 components.open(self._attempt, self._telemetry, lambda: stop.requested)
                 try:
+                    self._evaluate_first()
                     for update in run_updates(
                         components.source, components.learner, components.publisher, self._is_complete
                     ):
@@ -257,9 +266,15 @@ class _Run:
         done = self._progress.steps if self._schedule.unit == "steps" else self._progress.updates
         return self._interruption.requested or done >= self._schedule.total
 
+    def _evaluate_first(self) -> None:
+        if self._schedule.evaluate_first and self._progress.updates == 0:
+            self._final = self._components.evaluate()
+            self._telemetry.emit(TrainingStep(0, self._progress.steps, self._final))
+
     def _after_update(self, update: Update) -> None:
         every, metrics, number = self._schedule.every, update.metrics, self._progress.updates
-        if _is_due(every.eval_every, number):
+        evaluates = _is_due(every.eval_every, number) or self._components.is_evaluation_due()
+        if evaluates:
             metrics |= self._components.evaluate()
         self._final = metrics
         for text in self._components.warnings(metrics):
@@ -269,10 +284,10 @@ class _Run:
             EpisodeSummary(e.env_step, first + i, e.env_index, e.episode_return, e.length)
             for i, e in enumerate(update.batch.episodes)
         )
-        if _is_due(self._schedule.log_interval, number):
+        if evaluates or _is_due(self._schedule.log_interval, number):
             self._telemetry.emit(TrainingStep(number, self._progress.steps, metrics))
         overdue = time.monotonic() - self._saved_at > every.checkpoint_seconds
-        if overdue or _is_due(every.checkpoint_every, number) or _is_due(every.eval_every, number):
+        if overdue or evaluates or _is_due(every.checkpoint_every, number):
             self._save(self._score(metrics))
 
     def _warn(self, text: str) -> None:

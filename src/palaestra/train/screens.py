@@ -176,6 +176,10 @@ class _ScreenRun:
         self._policy.load(path)
         self.learner.reset_version(self._policy.version)
 
+    def warm_start(self, checkpoint: TrainingCheckpoint) -> None:
+        """Load the weights of another run's checkpoint."""
+        self.load_policy(checkpoint.policy)
+
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Raise if the run has already made its updates. The components check the rest when they load."""
         updates, total = int(checkpoint.progress["updates"]), self.schedule.total
@@ -194,6 +198,10 @@ class _ScreenRun:
         if scores.success_rate is None or scores.mean_return is None:
             return {}
         return {"eval_success_rate": scores.success_rate, "eval_return": scores.mean_return}
+
+    def is_evaluation_due(self) -> bool:
+        """Only `eval_every` asks for evaluations."""
+        return False
 
     def notices(self) -> Sequence[tuple[str, str]]:
         """The learning rate and its reason, and warnings about the tasks."""

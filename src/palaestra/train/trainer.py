@@ -28,8 +28,9 @@ from palaestra.learner.checkpoint import load_checkpoint, save_checkpoint
 from palaestra.learner.ppo import PPO
 from palaestra.policy.device import Device, choose_device, device_of
 from palaestra.train.config import RunConfig, make_algorithm
+from palaestra.train.evaluation import make_env_and_policy
 from palaestra.train.run import run_updates, wrap_checkpoint_errors
-from palaestra.train.vector import VectorTraining, make_env_and_policy, training_settings
+from palaestra.train.vector import VectorTraining, training_settings
 from palaestra.transport.source import Batch, EpisodeStats
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
@@ -19,29 +18,26 @@ from palaestra.actor.collector import Collector
 from palaestra.actor.compatibility import check_memory, check_spaces, rollout_spec
 from palaestra.actor.policy_actor import Compiled
 from palaestra.actor.synchronous import SynchronousSource
-from palaestra.env.make import EnvConfig, make_env
+from palaestra.env.make import EnvConfig
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
-from palaestra.evaluation.play import Evaluation, evaluate
 from palaestra.files.checkpoint import Kind
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.algorithm import RolloutAlgorithm
-from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint
+from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.rollout_learner import RolloutLearner
-from palaestra.policy.build import build_policy
 from palaestra.policy.compiled import device_notices
-from palaestra.policy.device import Device, choose_device
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
-from palaestra.train.config import RunConfig, config_from, make_algorithm
+from palaestra.train.config import RunConfig, make_algorithm
+from palaestra.train.evaluation import evaluate_during_training, make_env_and_policy
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult, restore
 from palaestra.train.run import train as run
+from palaestra.train.transitions import train_transitions
 from palaestra.transport.weights import BoardPublisher, SharedWeights
 
-EVAL_SEED = 1_000_003
-"""Added to the run's seed for evaluation, so that it uses other episodes than training."""
 SMALL_NETWORK = 200_000
 """Number of parameters below which a second torch thread does not pay off."""
 
@@ -163,6 +159,10 @@ class _VectorRun(VectorTraining):
         """Prepare for the first batch."""
         self.start(self.schedule.total, self._config.rollout_length, self._config.trainer.buffer_size)
 
+    def warm_start(self, checkpoint: TrainingCheckpoint) -> None:
+        """Load the weights of another run's checkpoint."""
+        self.load_policy(checkpoint.policy)
+
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Raise if the run is already complete, or if the checkpoint belongs to another policy."""
         steps, total = int(checkpoint.progress["steps"]), self.schedule.total
@@ -177,18 +177,11 @@ class _VectorRun(VectorTraining):
 
     def evaluate(self) -> dict[str, float]:
         """Return and length of held-out episodes."""
-        c = self._config
-        episodes, seed = c.trainer.eval_episodes, c.trainer.seed + EVAL_SEED
-        env = make_env(evaluation_env(c, episodes))
-        try:
-            result = evaluate(self.policy, env, episodes=episodes, seed=seed)
-        finally:
-            env.close()
-        metrics = {"eval_return": result.mean_return, "eval_return_std": result.std_return}
-        metrics["eval_length"] = sum(result.lengths) / len(result.lengths)
-        if result.success_rate is not None:
-            metrics["eval_success_rate"] = result.success_rate
-        return metrics
+        return evaluate_during_training(self._config, self.policy)
+
+    def is_evaluation_due(self) -> bool:
+        """Only `eval_every` asks for evaluations."""
+        return False
 
     def notices(self) -> Sequence[tuple[str, str]]:
         """Notices about the device and from the policy."""
@@ -203,7 +196,9 @@ class _VectorRun(VectorTraining):
 
 
 def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any) -> TrainingResult:
-    """Train in the environments of a configuration. Arguments as in `palaestra.train.run.train`."""
+    """Train as a configuration says. Arguments as in `palaestra.train.run.train`."""
+    if config.experience == "transitions":
+        return train_transitions(config, resume=resume, **where)
 
     def build(stack: ExitStack) -> RunComponents:
         # A checkpoint has all weights, so a resume does not need the pretrained file.
@@ -217,17 +212,6 @@ def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any
     return run(config, build, resume=resume, **where)
 
 
-def make_env_and_policy(config: RunConfig, *, pretrained: bool = True) -> tuple[VectorEnv, nn.Module]:
-    """Environments and policy of a configuration; `pretrained` as in `build_policy`."""
-    device = choose_device(config.trainer.device, place="trainer.device")
-    env = make_env(config.env)
-    try:
-        return env, make_policy(config, env, device, pretrained=pretrained)
-    except BaseException:
-        env.close()
-        raise
-
-
 def training_settings(config: RunConfig) -> dict[str, Any]:
     """Keyword arguments of `VectorTraining` from a configuration."""
     return {
@@ -238,47 +222,3 @@ def training_settings(config: RunConfig) -> dict[str, Any]:
         "asynchronous": config.asynchronous,
         "env_config": config.env,
     }
-
-
-def make_policy(config: RunConfig, env: VectorEnv, device: torch.device, *, pretrained: bool) -> nn.Module:
-    """The policy of a configuration for these environments."""
-    return build_policy(
-        config.policy,
-        env.observation_space,
-        env.action_space,
-        normalize_observation=config.env.normalize_observation,
-        seed=config.trainer.seed,
-        pretrained=pretrained,
-        device=device,
-    )
-
-
-def evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:
-    """The configuration of the environments of an evaluation."""
-    return config.env.model_copy(update={"num_envs": min(episodes, 10), "vectorization": "in_process"})
-
-
-def evaluate_checkpoint(
-    path: Path,
-    *,
-    episodes: int,
-    seed: int | None,
-    deterministic: bool = True,
-    make: Callable[[EnvConfig], VectorEnv] = make_env,
-    device: Device = "cpu",
-) -> Evaluation:
-    """Evaluate the policy of a checkpoint in its environment, which `make` creates.
-
-    `device` may differ from the device of the training.
-    """
-    here = choose_device(device)
-    checkpoint = load_checkpoint(path, kind="vector")
-    config = config_from(checkpoint.about["config"])
-    env = make(evaluation_env(config, episodes))
-    try:
-        policy = make_policy(config, env, here, pretrained=False)
-        load_weights(policy, checkpoint.policy)
-        chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
-        return evaluate(policy, env, episodes=episodes, seed=chosen, deterministic=deterministic)
-    finally:
-        env.close()

@@ -45,8 +45,11 @@ def test_the_algorithms_of_palaestra_are_those_of_its_registry():
     from palaestra.learner.registry import ALGORITHMS as REGISTRY
 
     on_screens = {info.name for info in SCRIPTS if "screen" in info.actions}
-    elsewhere = {info.name for info in SCRIPTS if "discrete" in info.actions}
-    assert (on_screens, elsewhere) == (set(REGISTRY["trajectories"]), set(REGISTRY["rollouts"]))
+    elsewhere = {info.name for info in SCRIPTS if {"discrete", "continuous"} & set(info.actions)}
+    assert (on_screens, elsewhere) == (
+        set(REGISTRY["trajectories"]),
+        {*REGISTRY["rollouts"], *REGISTRY["transitions"]},
+    )
 
 
 def test_every_algorithm_of_stable_baselines3_is_described():

@@ -56,6 +56,14 @@ SCRIPTS = (
         warm_start=True,
     ),
     ScriptInfo(
+        name="dqn",
+        title="DQN",
+        description="Values of discrete actions from a replay buffer; optionally double, dueling or prioritised.",
+        actions=("discrete",),
+        plays=True,
+        warm_start=True,
+    ),
+    ScriptInfo(
         name="grpo",
         title="GRPO",
         description="Compares the episodes of a group that begins on the same screen; needs no value network.",

@@ -100,7 +100,7 @@ class CheckpointBehaviour:
         from palaestra.learner.checkpoint import load_checkpoint
         from palaestra.policy.storage import load_weights
         from palaestra.train.config import config_from
-        from palaestra.train.vector import make_policy
+        from palaestra.train.evaluation import make_policy
 
         checkpoint = load_checkpoint(path, kind="vector")
         config = config_from(checkpoint.about["config"])

@@ -132,7 +132,7 @@ def _make_behaviour(plan: CollectionPlan, env: VectorEnv) -> Behaviour:
 def _measure_expert(plan: CollectionPlan) -> float | None:
     if plan.expert_checkpoint is None or not plan.score_episodes:
         return plan.expert_score
-    from palaestra.train.vector import evaluate_checkpoint
+    from palaestra.train.evaluation import evaluate_checkpoint
 
     seed = plan.seed + SCORE_SEED
     return evaluate_checkpoint(plan.expert_checkpoint, episodes=plan.score_episodes, seed=seed).mean_return

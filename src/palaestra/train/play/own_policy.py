@@ -31,9 +31,9 @@ from palaestra.sessions.action import encode
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.task import TaskSpec
 from palaestra.train.config import config_from
+from palaestra.train.evaluation import make_policy
 from palaestra.train.held_out import load_screen_policy
 from palaestra.train.play.policies import read_arrays
-from palaestra.train.vector import make_policy
 
 _READ_BYTES = 1 << 20
 _MAX_PROBABILITIES = 64

@@ -1,0 +1,91 @@
+"""Policies of configurations and checkpoints, and their evaluation in environments of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from palaestra.env.make import EnvConfig, make_env
+from palaestra.env.vector import VectorEnv
+from palaestra.evaluation.play import Evaluation, evaluate
+from palaestra.learner.checkpoint import load_checkpoint
+from palaestra.policy.build import build_policy
+from palaestra.policy.device import Device, choose_device
+from palaestra.policy.storage import load_weights
+from palaestra.train.config import RunConfig, config_from
+
+EVAL_SEED = 1_000_003
+"""Added to the run's seed for evaluation, so that it uses other episodes than training."""
+
+
+def make_policy(config: RunConfig, env: VectorEnv, device: torch.device, *, pretrained: bool) -> nn.Module:
+    """The policy of a configuration for these environments."""
+    return build_policy(
+        config.policy,
+        env.observation_space,
+        env.action_space,
+        normalize_observation=config.env.normalize_observation,
+        seed=config.trainer.seed,
+        pretrained=pretrained,
+        device=device,
+    )
+
+
+def make_env_and_policy(config: RunConfig, *, pretrained: bool = True) -> tuple[VectorEnv, nn.Module]:
+    """Environments and policy of a configuration; `pretrained` as in `build_policy`."""
+    device = choose_device(config.trainer.device, place="trainer.device")
+    env = make_env(config.env)
+    try:
+        return env, make_policy(config, env, device, pretrained=pretrained)
+    except BaseException:
+        env.close()
+        raise
+
+
+def evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:
+    """The configuration of the environments of an evaluation."""
+    return config.env.model_copy(update={"num_envs": min(episodes, 10), "vectorization": "in_process"})
+
+
+def evaluate_during_training(config: RunConfig, policy: nn.Module) -> dict[str, float]:
+    """Return and length of held-out episodes."""
+    episodes, seed = config.trainer.eval_episodes, config.trainer.seed + EVAL_SEED
+    env = make_env(evaluation_env(config, episodes))
+    try:
+        result = evaluate(policy, env, episodes=episodes, seed=seed)
+    finally:
+        env.close()
+    metrics = {"eval_return": result.mean_return, "eval_return_std": result.std_return}
+    metrics["eval_length"] = sum(result.lengths) / len(result.lengths)
+    if result.success_rate is not None:
+        metrics["eval_success_rate"] = result.success_rate
+    return metrics
+
+
+def evaluate_checkpoint(
+    path: Path,
+    *,
+    episodes: int,
+    seed: int | None,
+    deterministic: bool = True,
+    make: Callable[[EnvConfig], VectorEnv] = make_env,
+    device: Device = "cpu",
+) -> Evaluation:
+    """Evaluate the policy of a checkpoint in its environment, which `make` creates.
+
+    `device` may differ from the device of the training.
+    """
+    here = choose_device(device)
+    checkpoint = load_checkpoint(path, kind="vector")
+    config = config_from(checkpoint.about["config"])
+    env = make(evaluation_env(config, episodes))
+    try:
+        policy = make_policy(config, env, here, pretrained=False)
+        load_weights(policy, checkpoint.policy)
+        chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
+        return evaluate(policy, env, episodes=episodes, seed=chosen, deterministic=deterministic)
+    finally:
+        env.close()

@@ -1,0 +1,196 @@
+"""Runs on transitions: they continue bit for bit, record the right next observation, and refuse what does not fit."""
+
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from palaestra.actor.replay_source import ReplaySource
+from palaestra.env import EnvConfig, make_env
+from palaestra.errors import CheckpointError, ConfigError
+from palaestra.files.run_directory import RunDirectory
+from palaestra.learner.checkpoint import load_checkpoint
+from palaestra.learner.transitions import DQN
+from palaestra.policy.off_policy import QNetwork
+from palaestra.train import config_from, evaluate_checkpoint, train
+from palaestra.transport.conformance import check_source
+
+DQN_RUN = {
+    "env": {"id": "CartPole-v1", "num_envs": 2},
+    "policy": {"hidden": [16]},
+    "algorithm": {"name": "dqn", "batch_size": 8, "learning_starts": 20, "train_freq": 4, "gradient_steps": 3},
+    "trainer": {"device": "cpu", "total_timesteps": 400, "checkpoint_every": 10, "keep_checkpoints": 100},
+    "telemetry": {"progress": False},
+}
+
+
+def _config(**sections):
+    data = json.loads(json.dumps(DQN_RUN))
+    for name, section in sections.items():
+        data[name] = {**data.get(name, {}), **section}
+    return config_from(data)
+
+
+def _tensors(path):
+    from safetensors.torch import load_file
+
+    names = ("policy.safetensors", "learner.safetensors", "source.safetensors")
+    return {(name, key): tensor for name in names for key, tensor in load_file(path / name).items()}
+
+
+@pytest.mark.parametrize("settings", [{}, {"prioritized": True, "double": True}])
+def test_a_run_that_was_interrupted_ends_with_the_weights_of_one_that_was_not(tmp_path, settings):
+    config = _config(algorithm=settings)
+    whole = train(config, root=tmp_path, run_id="whole")
+    middle = sorted((tmp_path / "whole").rglob("update_00000020"))[0]
+    resumed = train(
+        config, root=tmp_path, run_id="whole", resume=RunDirectory.find("whole", tmp_path), checkpoint=middle
+    )
+
+    expected, actual = _tensors(whole.checkpoint), _tensors(resumed.checkpoint)
+    assert whole.checkpoint != resumed.checkpoint
+    assert expected.keys() == actual.keys()
+    different = [key for key, tensor in expected.items() if not torch.equal(tensor, actual[key])]
+    assert not different
+    states = [load_checkpoint(path).learner.facts for path in (whole.checkpoint, resumed.checkpoint)]
+    assert states[0] == states[1]
+
+
+def test_a_checkpoint_holds_only_the_filled_part_of_the_buffer(tmp_path):
+    result = train(_config(), root=tmp_path, run_id="run")
+    source = load_checkpoint(result.checkpoint).source
+    assert result.steps == 404
+    assert source.tensors["replay/reward"].shape == (404,)
+    assert source.facts["replay"] == {"next": 404, "size": 404, "capacity": 1_000_000}
+
+
+def test_without_the_buffer_a_resume_says_that_it_starts_with_an_empty_one(tmp_path):
+    config = _config(trainer={"save_replay": False})
+    result = train(config, root=tmp_path, run_id="run")
+    assert not [name for name in load_checkpoint(result.checkpoint).source.tensors if name.startswith("replay")]
+    longer = _config(trainer={"save_replay": False, "total_timesteps": 800})
+    resumed = train(longer, root=tmp_path, run_id="run", resume=RunDirectory.find("run", tmp_path))
+    journal = (tmp_path / "run" / "attempt_2" / "metrics.jsonl").read_text()
+    assert "starts with an empty one" in journal
+    assert resumed.steps >= 800
+
+
+def test_a_checkpoint_can_be_evaluated(tmp_path):
+    result = train(_config(trainer={"eval_every": 20, "eval_episodes": 2}), root=tmp_path, run_id="run")
+    evaluation = evaluate_checkpoint(result.checkpoint, episodes=3, seed=None)
+    assert len(evaluation.returns) == 3
+    assert '"eval_return"' in (tmp_path / "run" / "attempt_1" / "metrics.jsonl").read_text()
+
+
+def test_a_warm_start_takes_policy_and_target_network_but_not_the_counters(tmp_path):
+    first = train(_config(algorithm={"target_interval": 7}), root=tmp_path, run_id="first")
+    short = _config(algorithm={"target_interval": 7}, trainer={"total_timesteps": 1})
+    second = train(short, root=tmp_path, run_id="second", warm_start=first.checkpoint)
+    start = sorted((tmp_path / "second").rglob("update_00000000"))[0]
+
+    expected, actual = _tensors(first.checkpoint), _tensors(start)
+    for key in [("learner.safetensors", "target"), ("policy.safetensors", "critic.0.weight")]:
+        assert torch.equal(expected[key], actual[key]), key
+    assert not torch.equal(expected["learner.safetensors", "adam.first"], actual["learner.safetensors", "adam.first"])
+    assert second.steps < first.steps
+
+
+# ---------------------------------------------------------------------- what is recorded
+
+
+class Ramp(gymnasium.Env):
+    """Counts 0, 1, 2, …; terminates at 2 after action 1, and Gymnasium cuts it off after three steps."""
+
+    observation_space = gymnasium.spaces.Box(0, 100, (1,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._at = 0
+        return np.array([0.0], np.float32), {}
+
+    def step(self, action):
+        self._at += 1
+        return np.array([self._at], np.float32), 10.0 * self._at, bool(action == 1 and self._at == 2), False, {}
+
+
+def _source(**settings):
+    env = make_env(EnvConfig(id=f"{__name__}:Ramp", num_envs=2, max_episode_steps=3))
+    policy = QNetwork(env.observation_space, env.action_space, seed=1)
+    rules = DQN(**{"batch_size": 4, "learning_starts": 24, "buffer_size": 24, **settings})
+    return ReplaySource(env, policy, rules, seed=3, total_timesteps=1000)
+
+
+def test_the_last_step_of_an_episode_keeps_its_final_observation():
+    source = _source()
+    source.next_batch()
+    columns = source.buffer.read(np.arange(24))
+
+    at, following = columns["observation"][:, 0], columns["next_observation"][:, 0]
+    assert set(at) == {0.0, 1.0, 2.0}
+    assert (following == at + 1).all()  # never the 0 that the next episode begins with
+    assert (columns["reward"] == 10.0 * following).all()
+    assert (following[columns["terminated"]] == 2.0).all()
+    assert columns["terminated"].any()
+    # Steps that reach 3 were cut off: they are not terminated, so their future counts.
+    assert not columns["terminated"][following == 3.0].any()
+    assert (following == 3.0).any()
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_the_source_keeps_its_promises(prioritized):
+    check_source(lambda: _source(prioritized=prioritized))
+
+
+def test_gradient_steps_of_minus_one_are_as_many_as_environment_steps():
+    batch = _source(train_freq=5, gradient_steps=-1).next_batch()
+    assert batch.experience.shape == (10, 4)
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("sections", "place"),
+    [
+        ({"trainer": {"rollout_length": 16}}, "trainer.rollout_length"),
+        ({"trainer": {"iterations": 3, "total_timesteps": None}}, "trainer.iterations"),
+        ({"trainer": {"collection": "asynchronous"}}, "trainer.collection"),
+        ({"trainer": {"updates": 5}}, "trainer.updates"),
+        ({"env": {"normalize_observation": True}}, "env.normalize_observation"),
+        ({"env": {"normalize_reward": True}}, "env.normalize_reward"),
+        ({"policy": {"name": "actor_critic"}}, "policy.name"),
+        ({"algorithm": {"n_epochs": 3}}, "algorithm.n_epochs"),
+    ],
+)
+def test_settings_of_rollouts_are_refused(sections, place):
+    with pytest.raises(ConfigError) as caught:
+        _config(**sections)
+    assert caught.value.place == place
+
+
+def test_rollouts_take_no_dataset():
+    with pytest.raises(ConfigError, match="ppo learns from rollouts"):
+        config_from({"env": {"id": "CartPole-v1"}, "dataset": {"id": "cartpole/random-v0"}})
+
+
+def test_masked_actions_are_refused(tmp_path):
+    with pytest.raises(ConfigError, match="masked"):
+        train(_config(env={"id": "palaestra.env.toy:MaskedChoice"}), root=tmp_path, run_id="run")
+
+
+def test_a_checkpoint_of_ppo_does_not_warm_start_dqn(tmp_path):
+    ppo = config_from(
+        {
+            "env": {"id": "CartPole-v1", "num_envs": 2},
+            "algorithm": {"batch_size": 16},
+            "trainer": {"device": "cpu", "rollout_length": 16, "iterations": 1},
+            "telemetry": {"progress": False},
+        }
+    )
+    checkpoint = train(ppo, root=tmp_path, run_id="ppo").checkpoint
+    with pytest.raises(CheckpointError, match="was trained by PPO, this run trains by DQN"):
+        train(_config(), root=tmp_path, run_id="dqn", warm_start=checkpoint)
+    assert not (tmp_path / "dqn").exists()
