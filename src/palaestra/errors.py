@@ -10,6 +10,7 @@
     │   └── LaunchRefused            a preflight check failed; nothing was started
     ├── ConsentRequired            a command would run code that the user has not approved
     ├── IllegalTransition          an action that is impossible in the current phase of a run
+    ├── DownloadFailed             a dataset cannot be downloaded: no network, or the remote broke the connection
     ├── ServiceUnreachable         the run service does not answer and could not be started
     ├── SessionRefused             a session server or gateway refused a request (unknown task, wrong step, no capacity)
     │   └── InvalidAction            an action that cannot be performed on this screen; nothing was done
@@ -140,3 +141,7 @@ class IllegalTransition(PalaestraError):
 
 class ServiceUnreachable(PalaestraError):
     """The run service does not answer and could not be started; the message has the path of its log."""
+
+
+class DownloadFailed(PalaestraError):
+    """A dataset cannot be downloaded now; what has arrived is kept for the next attempt."""

@@ -95,12 +95,15 @@ COMMANDS: Mapping[str, str | Group] = {
         },
     ),
     "datasets": Group(
-        "List, create, verify and remove datasets to learn from.",
+        "List, create, import, verify and remove datasets to learn from.",
         {
             "list": "palaestra.cli.datasets:list_command",
             "show": "palaestra.cli.datasets:show_command",
             "create": "palaestra.cli.datasets:create_command",
+            "import": "palaestra.cli.datasets:import_command",
+            "download": "palaestra.cli.datasets:download_command",
             "verify": "palaestra.cli.datasets:verify_command",
+            "prune": "palaestra.cli.datasets:prune_command",
         },
     ),
     "envs": "palaestra.cli.catalog:envs",

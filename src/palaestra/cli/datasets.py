@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from palaestra.cli.terminal import (
     JsonOption,
+    YesOption,
     format_bytes,
     format_columns,
     format_time,
@@ -148,6 +151,124 @@ def create_command(
             home.datasets, plan, lambda steps, episodes: advance(steps if unit == "steps" else episodes)
         )
     _print_made(dataset, as_json, "created")
+
+
+def import_command(
+    source: Annotated[
+        Path, typer.Argument(metavar="PATH", help="HDF5 file in the style of D4RL, or a directory of Minari.")
+    ],
+    dataset_id: Annotated[str, typer.Option("--id", metavar="DATASET", help=_DATASET_HELP)] = "",
+    env: Annotated[str, typer.Option(metavar="ENV", help="HDF5 files: environment that the data comes from.")] = "",
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random score.")] = 0,
+    score_episodes: Annotated[
+        int, typer.Option(metavar="N", help="Episodes for the random score of an HDF5 file (0: do not measure it).")
+    ] = 20,
+    expert_score: Annotated[float | None, typer.Option(metavar="X", help="Expert score, if it is known.")] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Import data from an HDF5 file or a Minari directory.
+
+    Every step is checked. Nothing in the file is executed, and no other file is read.
+    """
+    root = Home.default().datasets
+    if source.is_dir():
+        from palaestra.experience.datasets.import_data import import_minari
+
+        if env or expert_score is not None:
+            place, value = ("--env", env) if env else ("--expert-score", str(expert_score))
+            raise ConfigError(place, value, "a directory of Minari says this itself", "Leave it out")
+        _print_made(import_minari(root, source, dataset_id), as_json, "imported")
+        return
+    if not dataset_id or not env:
+        missing = "--env" if dataset_id else "--id"
+        raise ConfigError(
+            missing, "", "required for an HDF5 file and not given", "See: palaestra datasets import --help"
+        )
+    from palaestra.train.collection.create import import_file
+
+    report = import_file(
+        root, source, dataset_id, env_id=env, seed=seed, score_episodes=score_episodes, expert_score=expert_score
+    )
+    if as_json:
+        counts = {"steps_read": report.steps_read, "steps_dropped": report.steps_dropped}
+        print_json(_dataset_data(report.dataset) | counts)
+        return
+    _print_made(report.dataset, as_json, "imported")
+    if report.steps_dropped:
+        reason = "the last steps of episodes whose next observation is not in the file"
+        print(f"{report.steps_dropped:,} of {report.steps_read:,} steps were dropped: {reason}", file=sys.stderr)
+
+
+def download_command(dataset_id: DatasetArgument, as_json: JsonOption = False) -> None:
+    """Download a dataset from Minari's remote.
+
+    An interrupted download continues where it stopped. `MINARI_REMOTE` selects another remote.
+    """
+    from palaestra.experience.datasets.download import download_dataset
+
+    _print_made(download_dataset(Home.default().datasets, dataset_id), as_json, "downloaded")
+
+
+def prune_command(
+    names: Annotated[list[str] | None, typer.Argument(metavar="DATASET", help="Datasets to remove.")] = None,
+    max_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Remove the least recently used until the rest fits into 5GB, 750MB, …")
+    ] = "",
+    older_than: Annotated[
+        str, typer.Option(metavar="AGE", help="Remove those that were not used for 30d, 12h, 2w, …")
+    ] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
+    yes: YesOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove datasets to free disk space.
+
+    Datasets that a queued or running run uses are kept.
+    """
+    from palaestra.cli.runs.manage import confirm
+    from palaestra.cli.runs.read import query
+    from palaestra.experience.datasets import delete_dataset, list_datasets
+    from palaestra.experience.datasets.cache import parse_age, parse_size, select_expired
+    from palaestra.runs.datasets import find_users
+
+    root = Home.default().datasets
+    if bool(names) == bool(max_size or older_than):
+        remedy = "Give datasets, or --max-size or --older-than"
+        raise ConfigError("datasets prune", names or [], "nothing to remove is given", remedy)
+    size_limit = parse_size(max_size, "--max-size") if max_size else None
+    age_limit = parse_age(older_than, "--older-than") if older_than else None
+    rows = list_datasets(root)
+    users = query(lambda reader: find_users(reader, rows))
+    if names:
+        expired = [_find_row(name, rows, users) for name in dict.fromkeys(names)]
+    else:
+        expired = select_expired(rows, max_size=size_limit, older_than=age_limit, now=time.time(), in_use=users)
+    ids, size = [row.dataset_id for row in expired], sum(row.size_bytes for row in expired)
+    if expired and not dry_run:
+        confirm(f"remove {', '.join(ids)} ({format_bytes(size)})", yes)
+        for dataset_id in ids:
+            delete_dataset(root, dataset_id)
+    kept = sorted(set(users) - set(ids))
+    if as_json:
+        print_json({"removed": ids, "bytes": size, "dry_run": dry_run, "in_use": {name: users[name] for name in kept}})
+        return
+    verb = "would be removed" if dry_run else "removed"
+    print(
+        "\n".join(f"{row.dataset_id} {verb} ({format_bytes(row.size_bytes)})" for row in expired)
+        or "Nothing to remove."
+    )
+
+
+def _find_row(name: str, rows: list[DatasetSummary], users: dict[str, list[str]]) -> DatasetSummary:
+    from palaestra.config import suggest_name
+
+    row = next((row for row in rows if row.dataset_id == name), None)
+    if row is None:
+        remedy = suggest_name(name, [row.dataset_id for row in rows], "palaestra datasets list shows all")
+        raise DatasetError("dataset", name, "there is none of this name", remedy)
+    if name in users:
+        raise DatasetError("dataset", name, f"run {users[name][0]} uses it", "Stop the run first")
+    return row
 
 
 @contextmanager

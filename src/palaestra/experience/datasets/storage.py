@@ -11,7 +11,10 @@ a reader copy them without asking HDF5 at all. Files of others, which have no in
 
 from __future__ import annotations
 
+import errno
 import io
+import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,7 +28,7 @@ from numpy.typing import NDArray
 
 from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.datasets.spaces import Array, Arrays, Leaf, Space, action_leaf, observation_leaves
-from palaestra.processes.memory import check_fits_in_memory
+from palaestra.processes.memory import check_fits_in_memory, format_bytes, memory_limit
 
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
 _AGAIN = "Create, import or download it again"
@@ -146,12 +149,46 @@ def open_hdf5(path: Path, place: str = "dataset") -> Iterator[Any]:
         yield file
 
 
+class _GuardedFile(io.FileIO):
+    """A file for HDF5 that remembers its first error instead of raising it, and ignores later writes.
+
+    HDF5 cannot close a file after a failed write: h5py prints a traceback per open object, and the process may crash.
+    """
+
+    error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        size = memoryview(data).nbytes
+        if self.error is None:
+            try:
+                written = super().write(data)
+                if written != size:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.name))
+            except OSError as error:
+                self.error = error
+        if self.error is not None:
+            self.seek(size, os.SEEK_CUR)
+        return size
+
+    def truncate(self, size: int | None = None) -> int:
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.error = self.error or error
+            return size or 0
+
+    def raise_if_failed(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
 class EpisodeFile:
     """Appends episodes to a new HDF5 file, and knows where each of their arrays begins in it."""
 
     def __init__(self, path: Path, layout: ArrayLayout) -> None:
         self._h5py, self._layout = import_h5py(), layout
-        self._file = self._h5py.File(path, "w")
+        self._disk = _GuardedFile(path, "w+")
+        self._file = self._h5py.File(self._disk, "w")
         self._names = layout.names()
         self._rows: list[list[int]] = []
         self.num_steps = 0
@@ -184,12 +221,16 @@ class EpisodeFile:
             dataset = h5d.create(group, name.encode(), kind, shape, self._creation, self._link_creation)
             dataset.write(h5s.ALL, h5s.ALL, array)
             row.append(dataset.get_offset())
+        self._disk.raise_if_failed()
         self._rows.append(row)
         self.num_steps += len(episode)
 
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+        """Close the file; `OSError` if it could not be written."""
+        if not self._disk.closed:
+            self._file.close()
+            self._disk.close()
+            self._disk.raise_if_failed()
 
     def index(self) -> bytes:
         """The index as an `.npy` file: per episode its length and the offset of every array."""
@@ -300,6 +341,10 @@ def read_array(file: Any, name: str, leaf: Leaf | None = None) -> Array:
         raise DatasetError(name, str(dataset.dtype), "holds JPEG pictures, which are lossy", "Use an uncompressed set")
     if dataset.dtype.kind not in "biuf":
         raise DatasetError(name, str(dataset.dtype), "is not an array of numbers", "Convert it to numbers")
+    size = math.prod(dataset.shape) * dataset.dtype.itemsize
+    if size > memory_limit():
+        reason = f"has {format_bytes(size)}, more than the memory of this machine"
+        raise DatasetError(name, list(dataset.shape), reason, "Use a smaller file, or a machine with more memory")
     try:
         array: Array = dataset[()]
     except (OSError, ValueError, MemoryError) as error:
@@ -313,10 +358,9 @@ def find_array(file: Any, name: str) -> Any:
     place, path = file, ""
     for part in name.split("/"):
         path = f"{path}/{part}".lstrip("/")
-        link = place.get(part, getlink=True) if isinstance(place, h5py.Group) and part in place.keys() else None
-        if link is None:
+        if not isinstance(place, h5py.Group) or not has_link(place, part):
             raise DatasetError(name, str(file.filename), f"has no {path}", "Check that it is a complete dataset")
-        if not isinstance(link, h5py.HardLink):
+        if not isinstance(place.get(part, getlink=True), h5py.HardLink):
             raise DatasetError(name, str(file.filename), f"{path} is a link", "Copy the data into one file: h5repack")
         place = place[part]
     if not isinstance(place, h5py.Dataset):
@@ -326,6 +370,11 @@ def find_array(file: Any, name: str) -> Any:
         reason = "its data lies in other files"
         raise DatasetError(name, str(file.filename), reason, "Copy the data into one file: h5repack")
     return place
+
+
+def has_link(group: Any, name: str) -> bool:
+    """Whether a group has an entry. `name in group` would follow a link into another file."""
+    return bool(group.id.links.exists(name.encode()))
 
 
 def _is_jpeg(dataset: Any, leaf: Leaf) -> bool:

@@ -8,12 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from palaestra.env.factory import EnvFactory
 from palaestra.env.make import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.experience.datasets import Dataset, create_dataset, find_dataset
+from palaestra.experience.datasets.cache import check_disk, estimate_bytes
 from palaestra.experience.datasets.dataset import check_new
-from palaestra.experience.datasets.storage import import_h5py
+from palaestra.experience.datasets.import_data import ImportReport, import_d4rl
+from palaestra.experience.datasets.spaces import nest
+from palaestra.experience.datasets.storage import ArrayLayout, import_h5py
 from palaestra.train.collection.behaviours import (
     Behaviour,
     CheckpointBehaviour,
@@ -33,6 +37,8 @@ from palaestra.train.collection.collect import (
 
 _MAX_SEED = 2**32 - 1
 RANDOM = "random"
+_USUAL_LENGTH = 1000
+"""Steps per episode for the estimate of a size, if the environment has no limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +94,7 @@ def collect_dataset(root: Path, plan: CollectionPlan, report: Callable[[int, int
     env = make_env(config)
     try:
         behaviour = _make_behaviour(plan, env)
+        _check_disk(root, plan, config, env)
         facts = describe_collection(plan.dataset_id, config, env, seed=plan.seed, **behaviour.describe())
         with create_dataset(root, replace(facts, algorithm=str(facts.about["policy"]))) as writer:
             for episode in collect_episodes(env, behaviour, plan.amount, seed=plan.seed):
@@ -99,6 +106,52 @@ def collect_dataset(root: Path, plan: CollectionPlan, report: Callable[[int, int
     finally:
         env.close()
     return find_dataset(plan.dataset_id, root)
+
+
+def import_file(
+    root: Path,
+    file: Path,
+    dataset_id: str,
+    *,
+    env_id: str,
+    seed: int = 0,
+    score_episodes: int = 20,
+    expert_score: float | None = None,
+) -> ImportReport:
+    """Import an HDF5 file in the style of D4RL with the spaces of an environment, and measure its random score."""
+    plan = CollectionPlan(
+        dataset_id=dataset_id,
+        amount=Amount(episodes=max(1, score_episodes)),
+        env_id=env_id,
+        policy=RANDOM,
+        seed=seed,
+        score_episodes=score_episodes,
+        expert_score=expert_score,
+    )
+    plan.check()
+    check_new(root, dataset_id)
+    config = collection_config(EnvConfig(id=env_id), plan.amount)
+    limit = EnvFactory(base_env_id(env_id)).find_spec()
+    env = make_env(config)
+    try:
+        low = random_score(env, episodes=score_episodes, seed=seed) if score_episodes else None
+        described = describe_collection(dataset_id, config, env)
+        facts = replace(described, random_score=low, expert_score=expert_score, about={}, algorithm=file.name)
+    finally:
+        env.close()
+    return import_d4rl(root, file, facts, max_episode_steps=None if limit is None else limit.max_episode_steps)
+
+
+def _check_disk(root: Path, plan: CollectionPlan, config: EnvConfig, env: VectorEnv) -> None:
+    """Raise `DatasetError` if the data, as far as its size is known before, does not fit on the disk."""
+    spec = EnvFactory(base_env_id(config.id)).find_spec()
+    limit = config.max_episode_steps or (spec.max_episode_steps if spec is not None else None)
+    steps, episodes = plan.amount.steps, plan.amount.episodes
+    if episodes is not None:
+        steps = episodes * (limit or _USUAL_LENGTH)
+    assert steps is not None
+    layout = ArrayLayout(nest(env.observation_space), env.action_space)
+    check_disk(root, estimate_bytes(layout, steps, episodes or steps // 20), plan.dataset_id)
 
 
 def _read_env(plan: CollectionPlan) -> EnvConfig:

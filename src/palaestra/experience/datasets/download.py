@@ -1,0 +1,157 @@
+"""Downloads datasets from a remote of Minari: Hugging Face unless `$MINARI_REMOTE` names another one.
+
+Files arrive under `<root>/.downloads/<dataset_id>/`, which is kept after a failure so that the next attempt continues.
+A complete download is checked like an import, gets its manifest, and then appears under its name.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from palaestra.errors import ConfigError, DatasetError, DownloadFailed
+from palaestra.experience.datasets.cache import check_disk
+from palaestra.experience.datasets.dataset import READABLE_VERSIONS, Dataset, check_new
+from palaestra.experience.datasets.import_data import import_minari
+from palaestra.experience.datasets.manifest import DATA
+from palaestra.experience.datasets.storage import METADATA, import_h5py
+
+_DOWNLOADS = ".downloads"
+_ATTEMPTS = 3
+_PAUSE_S = 2.0
+_UNKNOWN = {"EntryNotFoundError", "RepositoryNotFoundError", "RemoteEntryNotFoundError", "KeyError"}
+"""Names of errors that mean that the remote answered and has no such dataset."""
+
+
+def download_dataset(root: Path, dataset_id: str, pause: Callable[[float], None] = time.sleep) -> Dataset:
+    """Download, check and adopt a dataset.
+
+    `DatasetError` if there is none of this name or it cannot be read here, `DownloadFailed` if the remote does not
+    answer. A broken connection is tried again; what has arrived is kept.
+    """
+    target = check_new(root, dataset_id)
+    import_h5py()
+    remote = _open_remote(dataset_id)
+    place = root / _DOWNLOADS / dataset_id
+    with _lock(place, dataset_id):
+        metadata = _retry(lambda: remote.get_dataset_metadata(dataset_id), dataset_id, pause)
+        _check_metadata(metadata, dataset_id)
+        size = metadata.get("dataset_size")
+        check_disk(root, int(size * 1e6) if isinstance(size, int | float) else 0, dataset_id)
+        _retry(lambda: remote.download_dataset(dataset_id, place), dataset_id, pause)
+        source = place / dataset_id
+        if not (source / DATA / METADATA).is_file():
+            raise DownloadFailed(f"{dataset_id}: the remote sent no {DATA}/{METADATA}. Try again later.")
+        # Hugging Face keeps its bookkeeping beside the files.
+        shutil.rmtree(source / ".cache", ignore_errors=True)
+        dataset = import_minari(root, source, dataset_id, {"imported": "download", "remote": _remote_name()}, move=True)
+        shutil.rmtree(place)
+    _remove_empty_downloads(root, place)
+    assert target.is_dir()
+    return dataset
+
+
+def _remote_name() -> str:
+    return os.environ.get("MINARI_REMOTE") or "hf://farama-minari"
+
+
+def _open_remote(dataset_id: str) -> Any:
+    if not sys.stderr.isatty():
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    try:
+        from minari.storage.remotes import get_cloud_storage
+    except ImportError:
+        raise ConfigError("minari", None, "is not installed", "pip install 'palaestra[offline]'") from None
+    name = _remote_name()
+    if name.startswith("hf://"):
+        _check_network(dataset_id)
+    try:
+        return get_cloud_storage(name)
+    except (KeyError, ValueError):
+        raise ConfigError("MINARI_REMOTE", name, "is no remote of Minari", "Write hf://NAME or gcp://NAME") from None
+    except ImportError as error:
+        reason = f"needs a package that is not installed ({error})"
+        raise ConfigError("MINARI_REMOTE", name, reason, "pip install 'minari[gcs]'") from None
+
+
+def _check_network(dataset_id: str) -> None:
+    """Raise at once if there is no network; Hugging Face would retry for half a minute."""
+    if any(os.environ.get(name) for name in ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")):
+        return
+    host = urlsplit(os.environ.get("HF_ENDPOINT") or "https://huggingface.co").hostname or ""
+    try:
+        socket.getaddrinfo(host, 443)
+    except OSError as error:
+        raise _no_network(dataset_id, f"{host} cannot be resolved: {error.strerror or error}") from None
+
+
+def _no_network(dataset_id: str, reason: str) -> DownloadFailed:
+    hint = f"download it elsewhere with `minari download {dataset_id}` and import its directory here"
+    return DownloadFailed(f"{dataset_id} cannot be downloaded ({reason}). Check the network, or {hint}.")
+
+
+def _retry(call: Callable[[], Any], dataset_id: str, pause: Callable[[float], None]) -> Any:
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return call()
+        except (DatasetError, ConfigError):
+            raise
+        except Exception as error:
+            # The libraries of the remotes share no base class of errors.
+            if {kind.__name__ for kind in type(error).__mro__} & _UNKNOWN and not _is_offline(error):
+                remedy = "Look up the id: minari list remote"
+                raise DatasetError("dataset", dataset_id, f"{_remote_name()} has none of this name", remedy) from None
+            if attempt == _ATTEMPTS:
+                text = (str(error).strip().splitlines() or [""])[0]
+                raise _no_network(dataset_id, f"{type(error).__name__}: {text}") from error
+            pause(_PAUSE_S * attempt)
+    return None
+
+
+def _is_offline(error: BaseException) -> bool:
+    return type(error).__name__ == "LocalEntryNotFoundError"
+
+
+def _check_metadata(metadata: Any, dataset_id: str) -> None:
+    version = metadata.get("minari_version") if isinstance(metadata, dict) else None
+    if version not in READABLE_VERSIONS:
+        remedy = f"Readable are {READABLE_VERSIONS[0]} to {READABLE_VERSIONS[-1]}; look for another version of it"
+        raise DatasetError("minari_version", version, f"{dataset_id} was written by a version unknown here", remedy)
+    form = metadata.get("data_format", "hdf5")
+    if form != "hdf5":
+        raise DatasetError("data_format", form, f"{dataset_id} is not stored as HDF5", "Choose another dataset")
+
+
+@contextmanager
+def _lock(place: Path, dataset_id: str) -> Iterator[None]:
+    """Allow one download of a dataset at a time."""
+    place.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        remedy = "Wait until it has finished"
+        raise DatasetError("dataset", dataset_id, "is being downloaded by another process", remedy) from None
+    finally:
+        os.close(descriptor)
+
+
+def _remove_empty_downloads(root: Path, place: Path) -> None:
+    place.with_name(f"{place.name}.lock").unlink(missing_ok=True)
+    for directory in place.parents:
+        if directory == root:
+            return
+        try:
+            directory.rmdir()
+        except OSError:
+            return
