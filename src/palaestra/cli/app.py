@@ -95,7 +95,7 @@ COMMANDS: Mapping[str, str | Group] = {
         },
     ),
     "datasets": Group(
-        "List, create, import, verify and remove datasets to learn from.",
+        "Create, import, verify and remove datasets to learn from.",
         {
             "list": "palaestra.cli.datasets:list_command",
             "show": "palaestra.cli.datasets:show_command",

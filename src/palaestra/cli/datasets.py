@@ -212,10 +212,13 @@ def download_command(dataset_id: DatasetArgument, as_json: JsonOption = False) -
 def prune_command(
     names: Annotated[list[str] | None, typer.Argument(metavar="DATASET", help="Datasets to remove.")] = None,
     max_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Remove the least recently used until the rest fits into 5GB, 750MB, …")
+        str,
+        typer.Option(
+            metavar="SIZE", help="Remove the least recently used until the rest fits into this size, such as 5GB."
+        ),
     ] = "",
     older_than: Annotated[
-        str, typer.Option(metavar="AGE", help="Remove those that were not used for 30d, 12h, 2w, …")
+        str, typer.Option(metavar="AGE", help="Remove those that were not used for this long, such as 30d or 12h.")
     ] = "",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be removed, and remove nothing.")] = False,
     yes: YesOption = False,
