@@ -222,6 +222,20 @@ def test_a_dataset_is_never_overwritten_and_never_inside_another(tmp_path):
     assert find_dataset("count/up-v0", tmp_path).sha256 == before.sha256
 
 
+def test_the_slower_of_two_writers_is_refused_at_the_end(tmp_path):
+    facts = DatasetFacts(dataset_id="count/up-v0", env_id="", observation_space=BOX, action_space=CHOICES)
+
+    def write_slowly():
+        with create_dataset(tmp_path, facts) as writer:
+            writer.add(count_up(2))
+            os.rename(make_dataset(tmp_path / "faster").path, tmp_path / "count" / "up-v0")
+
+    with pytest.raises(DatasetError, match="exists already and is never overwritten"):
+        write_slowly()
+    assert find_dataset("count/up-v0", tmp_path).total_steps == 5
+    assert [path.name for path in (tmp_path / "count").iterdir()] == ["up-v0"]
+
+
 def test_an_interrupted_writer_leaves_nothing(tmp_path):
     root = tmp_path / "datasets"
     root.mkdir()

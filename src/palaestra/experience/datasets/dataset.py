@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import shutil
@@ -342,7 +343,13 @@ def new_directory(root: Path, dataset_id: str) -> Iterator[Path]:
         remove_stale_files(target.parent)
         with atomic_directory(target) as directory:
             yield directory
-            check_new(root, dataset_id)
+    except FileExistsError:  # another process was faster
+        raise _exists_error(dataset_id) from None
+    except OSError as error:
+        if error.errno == errno.ENOTEMPTY:
+            raise _exists_error(dataset_id) from None
+        _remove_empty(target.parent, existing)
+        raise
     except BaseException:
         _remove_empty(target.parent, existing)
         raise
@@ -356,8 +363,7 @@ def check_new(root: Path, dataset_id: str) -> Path:
     check_dataset_id(dataset_id)
     target = root / dataset_id
     if os.path.lexists(target):
-        remedy = "Choose another version, or remove it with: palaestra datasets prune " + dataset_id
-        raise DatasetError(_PLACE, dataset_id, "exists already and is never overwritten", remedy)
+        raise _exists_error(dataset_id)
     for place in target.parents:
         if place == root:
             break
@@ -365,6 +371,11 @@ def check_new(root: Path, dataset_id: str) -> Path:
             reason = f"{place.relative_to(root)} is not a namespace"
             raise DatasetError(_PLACE, dataset_id, reason, "Choose another namespace")
     return target
+
+
+def _exists_error(dataset_id: str) -> DatasetError:
+    remedy = f"Choose another version, or remove it with: palaestra datasets prune {dataset_id}"
+    return DatasetError(_PLACE, dataset_id, "exists already and is never overwritten", remedy)
 
 
 def delete_dataset(root: Path, dataset_id: str) -> None:
