@@ -36,6 +36,7 @@ _log = logging.getLogger(__name__)
 _REGISTERED = {
     "palaestra/TableReach-v0": ("palaestra.env.table:TableReach", 25),
     "palaestra/TablePush-v0": ("palaestra.env.table:TablePush", 50),
+    "palaestra/GridWorld-v0": ("palaestra.env.grid_world:GridWorld", 100),
     "palaestra/TableReachMujoco-v0": ("palaestra.env.table.mujoco:TableReachMujoco", 25),
 }
 """Entry point and time limit of the environments that we register with Gymnasium; imported when made."""

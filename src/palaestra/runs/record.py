@@ -175,7 +175,7 @@ class CheckpointRecord:
     sha256: str
     size_bytes: int
     format: str
-    """`palaestra`, `safetensors`, `torch_zip`, `sb3_zip`."""
+    """`palaestra`, `safetensors`, `torch_zip`, `sb3_zip`, `spade_bdi`."""
     created: float
     best: bool = False
     metric: Number | None = None

@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
+from palaestra.files.atomic import read_json
 from palaestra.files.checkpoint import MANIFEST, POLICY, FileDigest, digest_file, manifest_files, read_state
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.pickle_scan import SB3_WEIGHTS
@@ -30,6 +31,8 @@ from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.wire import JsonObject
 from palaestra.telemetry.event import CheckpointSaved, decode
 
+BDI_FORMAT = "spade_bdi"
+"""Tables and plans of a BDI agent; the kind in its manifest."""
 _CODE_ADDRESS = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w./-]*")
 _STEP_IN_NAME = re.compile(r"(?:step|ckpt|checkpoint)[_-]?(\d{1,18})(?!\d)|(?<!\d)(\d{1,18})_steps")
 _MAX_HEADER_BYTES = 16 << 20
@@ -100,8 +103,11 @@ def _find_problem(path: Path, sha256: str) -> str:
 
 
 def detect_format(path: Path) -> str:
-    """Return the format of a checkpoint by its first bytes: one of ours, or `unknown`."""
+    """Return the format of a checkpoint by its first bytes or its manifest: one of ours, or `unknown`."""
     if path.is_dir():
+        manifest = read_json(path / MANIFEST)
+        if manifest is not None and manifest.get("kind") == BDI_FORMAT:
+            return BDI_FORMAT
         return "palaestra" if (path / MANIFEST).is_file() else "unknown"
     try:
         with open(path, "rb") as file:

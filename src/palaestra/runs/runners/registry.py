@@ -21,6 +21,7 @@ RUNNERS = {
     "cleanrl": "palaestra.runs.runners.cleanrl:CleanrlRunner",
     "corl": "palaestra.runs.runners.corl:CorlRunner",
     "sb3": "palaestra.runs.runners.sb3:Sb3Runner",
+    "spade-bdi": "palaestra.runs.runners.spade_bdi:SpadeBdiRunner",
     "echo": "palaestra.runs.runners.echo:EchoRunner",
 }
 GROUP = "palaestra.runners"

@@ -109,6 +109,10 @@ def _read_taxi(world: Any) -> CellGrid:
     return CellGrid(columns=columns, cells=tuple(cells), agent=agent, marks=marks)
 
 
+def _read_grid_world(world: Any) -> CellGrid:
+    return CellGrid(columns=int(world.shape[1]), cells=world.cells(), agent=int(world.s))
+
+
 def _read_minigrid(world: Any) -> CellGrid:
     cells = []
     for row in range(world.grid.height):
@@ -132,5 +136,6 @@ def _read_minigrid(world: Any) -> CellGrid:
 _KINDS: Mapping[str, _Kind] = {
     "FrozenLakeEnv": _Kind(_read_lake, _cell_numbers, ("left", "down", "right", "up")),
     "CliffWalkingEnv": _Kind(_read_cliff, _cell_numbers, ("up", "right", "down", "left")),
+    "GridWorld": _Kind(_read_grid_world, _cell_numbers, ("up", "right", "down", "left")),
     "TaxiEnv": _Kind(_read_taxi, _taxi_states, ("down", "up", "right", "left", "pick up", "drop off")),
 }

@@ -1,0 +1,406 @@
+"""The runner `spade-bdi`: an AgentSpeak agent on XMPP whose plans choose the actions, with Q-learning as a skill.
+
+It runs `programs/bdi_program.py` in an environment of its own, because agentspeak is licensed under the GPL and SPADE
+pins versions of common packages: neither is ever imported or required by palaestra.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import itertools
+import json
+import re
+import socket
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import Field, field_validator, model_validator
+
+from palaestra.config import Section, parse_section
+from palaestra.errors import CheckpointError, ConfigError
+from palaestra.files.home import Home
+from palaestra.runs.catalogue import EnvironmentInfo
+from palaestra.runs.process.environments import read_parameters
+from palaestra.runs.process.interpreter import (
+    CACHE_S,
+    Interpreter,
+    choose_python,
+    inherited_variables,
+    policy_environment,
+    trainer_environment,
+)
+from palaestra.runs.process.virtual_environment import RunnerEnvironment, pip_variables
+from palaestra.runs.runner import (
+    AttemptPaths,
+    Finding,
+    LaunchPlan,
+    Machine,
+    PolicyPlan,
+    PolicyRequest,
+    RunnerCapabilities,
+    StdoutLines,
+)
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.wire import JsonObject
+
+PROGRAM = Path(__file__).with_name("programs") / "bdi_program.py"
+PLANS = PROGRAM.with_name("bdi") / "plans"
+ENVIRONMENT = RunnerEnvironment("spade_bdi", PROGRAM.with_name("bdi") / "requirements.txt")
+LIBRARY = Path("custom") / "spade_bdi"
+"""Named agents, below the state directory."""
+_ENVIRONMENTS = {
+    "FrozenLake-v1": "Toy text",
+    "FrozenLake8x8-v1": "Toy text",
+    "CliffWalking-v1": "Toy text",
+    "CliffWalkingSlippery-v1": "Toy text",
+    "Taxi-v4": "Toy text",
+    "palaestra/GridWorld-v0": "Palaestra",
+}
+_LIMITS = {"FrozenLake-v1": 100, "FrozenLake8x8-v1": 200, "Taxi-v4": 200, "palaestra/GridWorld-v0": 100}
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_CHECK_TIMEOUT_S = 60.0
+_CONNECT_TIMEOUT_S = 3.0
+_STOP_GRACE_S = 15.0
+
+
+class BdiSkillConfig(Section):
+    """Q-learning, as the plans use it."""
+
+    learning_rate: float = Field(0.1, gt=0, le=1)
+    """Step size of an update."""
+    discount: float = Field(0.99, ge=0, le=1)
+    """Discount of the future per step."""
+    epsilon_start: float = Field(1.0, gt=0, le=1)
+    """Chance of a random action of a new skill."""
+    epsilon_end: float = Field(0.05, gt=0, le=1)
+    """Chance of a random action after the decay."""
+    epsilon_decay_steps: int = Field(20_000, ge=1)
+    """Steps of a skill until the end is reached."""
+    exponential_decay: bool = False
+    """Decay by equal ratios instead of equal differences."""
+    initial_value: float = 0.0
+    """Value of all actions of a new skill."""
+    confidence_window: int = Field(20, ge=1, le=10_000)
+    """Episodes over which the success of a skill is averaged; its confidence is 0 until half of them are known."""
+
+
+class XmppConfig(Section):
+    """The XMPP server. Without a host, a server that only this machine can reach runs in the worker."""
+
+    host: str = ""
+    """Host of an external server; empty embeds one on the loopback interface."""
+    port: int = Field(0, ge=0, le=65_535)
+    """Port; 0 is a free one for the embedded server, and 5222 for an external one."""
+    jid: str = ""
+    """Account at the external server: `agent@example.org`."""
+    password_variable: str = Field("PALAESTRA_XMPP_PASSWORD", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    """Variable of the service's environment that holds the password of that account."""
+    verify_tls: bool = True
+    """Verify the certificate of the external server."""
+    timeout_s: float = Field(30.0, gt=0, le=600)
+    """Seconds for the start of the embedded server, and for the login."""
+    peers: tuple[str, ...] = Field(default=(), max_length=100)
+    """Accounts whose messages become beliefs and goals of the agent. Messages of others are ignored."""
+
+    @model_validator(mode="after")
+    def _check_account(self) -> XmppConfig:
+        if self.host and "@" not in self.jid:
+            raise ValueError("an external server needs jid, such as agent@example.org")
+        if self.jid and not self.host:
+            raise ValueError("jid is of use with host only; the embedded server makes an account of its own")
+        return self
+
+
+class SpadeBdiConfig(Section):
+    """Configuration of a run of a BDI agent."""
+
+    episodes: int = Field(1000, ge=1)
+    """Number of episodes."""
+    env_kwargs: JsonObject = Field(default_factory=dict)
+    """Keyword arguments of the environment, such as `is_slippery` or `map_name`."""
+    asl: str | None = None
+    """Path of an AgentSpeak file (null: the plans that ship for the environment)."""
+    max_episode_steps: int | None = Field(None, ge=1)
+    """Truncate episodes after this many steps (null: the environment's own limit; 500 if it has none)."""
+    q_learning: BdiSkillConfig = BdiSkillConfig.model_validate({})
+    """The Q-learning skill."""
+    cache_threshold: float = Field(0.6, ge=0, le=1)
+    """Confidence from which the plans cache a skill as a policy; the belief `cache_threshold`."""
+    save_as: str = ""
+    """Keep the last checkpoint under this name in `custom/spade_bdi` of the state directory."""
+    checkpoint_every: int | None = Field(None, ge=1)
+    """Episodes between checkpoints (null: only at the end)."""
+    report_every: int = Field(20, ge=1)
+    """Episodes between two reports of metrics."""
+    belief_interval_s: float = Field(1.0, ge=0.1)
+    """Least number of seconds between two reports of beliefs."""
+    xmpp: XmppConfig = XmppConfig.model_validate({})
+    """The XMPP server."""
+
+    @field_validator("save_as")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        if value and not _NAME.fullmatch(value):
+            raise ValueError("may hold letters, digits, dot, dash and underscore only, at most 63, no leading dot")
+        return value
+
+
+@dataclass(frozen=True)
+class CheckAnswer:
+    """What the interpreter of the worker says about plans, environment and checkpoint."""
+
+    findings: tuple[Finding, ...]
+    env_signature: JsonObject
+    versions: dict[str, str]
+
+
+class SpadeBdiRunner:
+    """Runs BDI agents of SPADE."""
+
+    name = "spade-bdi"
+    capabilities = RunnerCapabilities(
+        title="SPADE-BDI: plans, beliefs and Q-learning",
+        offline_inference=True,
+        warm_start=True,
+        live_beliefs=True,
+        external_services=("xmpp",),
+    )
+
+    def config_schema(self, spec: RunSpec) -> JsonObject:
+        """The keys of `SpadeBdiConfig`."""
+        return SpadeBdiConfig.model_json_schema()
+
+    def environments(self, spec: RunSpec, machine: Machine, *, refresh: bool = False) -> list[EnvironmentInfo]:
+        """The environments with plans. Others with numbered states and actions work as well."""
+        return [
+            EnvironmentInfo(env_id=env_id, group=group, max_episode_steps=_LIMITS.get(env_id))
+            for env_id, group in _ENVIRONMENTS.items()
+        ]
+
+    def environment_parameters(self, env_id: str, spec: RunSpec, machine: Machine) -> JsonObject:
+        """The arguments of an environment's constructor."""
+        return read_parameters(env_id, choose_python(RunSpec()), machine, register=("palaestra.env.make",))
+
+    def readiness(self, spec: RunSpec, machine: Machine) -> list[Finding]:
+        """Whether its environment exists, or could be created."""
+        return ENVIRONMENT.findings(machine) if spec.python is None else []
+
+    def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
+        """Check keys, interpreter, XMPP server, environment, plans and the checkpoint of a warm start."""
+        try:
+            config = _parse_spec(spec)
+            _check_export(config, Home.default().path)
+            interpreter = _choose_interpreter(spec, machine)
+        except ConfigError as error:
+            check = error.place if error.place in ("script", "python", "env", "warm_start", "asl") else "flag"
+            return [Finding.from_error(check, error)]
+        findings = _xmpp_findings(config.xmpp, machine)
+        if interpreter is None:
+            findings += ENVIRONMENT.findings(machine)
+            if not any(finding.level == "refused" for finding in findings):
+                text = "plans and environment are checked when the run starts, in the environment that it creates"
+                findings.append(Finding("asl", "ok", text))
+            return findings
+        return [*findings, *_check(spec, config, interpreter, machine).findings]
+
+    def plan(self, spec: RunSpec, paths: AttemptPaths, machine: Machine) -> LaunchPlan:
+        """`bdi_program.py train`, in an environment that is created if it is missing."""
+        config = _parse_spec(spec)
+        state = paths.run_dir.parents[1]
+        interpreter = _choose_interpreter(spec, machine)
+        answer = None if interpreter is None else _check(spec, config, interpreter, machine)
+        assert spec.env_id is not None
+        settings = config.model_dump(mode="json", exclude={"save_as"})
+        settings["asl"] = str(_asl_path(spec, config) or "")
+        flags = {
+            "--env": spec.env_id,
+            "--seed": str(spec.seed or 0),
+            "--config": json.dumps(settings, sort_keys=True),
+            "--out": str(paths.attempt_dir / "checkpoints"),
+        }
+        if spec.warm_start is not None:
+            flags["--load"] = str(_find_warm_start(spec, state))
+        if config.save_as:
+            _check_export(config, state)
+            flags["--export"] = str(state / LIBRARY / config.save_as)
+        start = [spec_python(spec)] if spec.python is not None else ENVIRONMENT.command(machine, state)
+        variables = {} if spec.python is not None else pip_variables(machine)
+        password = machine.environment.get(config.xmpp.password_variable)
+        if config.xmpp.host and password is not None:
+            variables[config.xmpp.password_variable] = password
+        return LaunchPlan(
+            argv=(*start, str(PROGRAM), "train", *itertools.chain.from_iterable(flags.items())),
+            environment=trainer_environment(spec, paths, machine, variables),
+            cwd=paths.work_dir,
+            paths=paths,
+            sources=(StdoutLines("events"),),
+            stop_grace_s=_STOP_GRACE_S,
+            env_id=spec.env_id,
+            algorithm="bdi",
+            steps_key="episodes",
+            env_signature={} if answer is None else answer.env_signature,
+            resolved={**config.model_dump(mode="json"), "env_id": spec.env_id, "seed": spec.seed or 0},
+            script_sha256=_plans_digest(spec, config),
+            versions={} if answer is None else answer.versions,
+        )
+
+    def plan_policy(self, request: PolicyRequest, machine: Machine) -> PolicyPlan:
+        """`bdi_program.py act` in the interpreter of a new run with the same spec."""
+        checkpoint = request.checkpoint
+        if checkpoint.format != "spade_bdi":
+            reason = f"is of the format {checkpoint.format}"
+            raise CheckpointError("checkpoint", checkpoint.checkpoint_id, reason, "Choose one of a BDI agent")
+        spec = request.spec or RunSpec(runner=self.name)
+        if spec.python is not None:
+            start = [spec_python(spec)]
+        else:
+            start = ENVIRONMENT.command(machine, _state_directory(Path(checkpoint.path)), prints_to_stderr=True)
+        argv = [*start, str(PROGRAM), "act", checkpoint.path, "--sha256", checkpoint.sha256]
+        argv += [] if request.deterministic else ["--sample"]
+        variables = {**policy_environment(), "PYTHONHASHSEED": "0"}
+        return PolicyPlan(argv=tuple(argv), environment=variables)
+
+
+def spec_python(spec: RunSpec) -> str:
+    """The interpreter that the spec names."""
+    return choose_python(spec).path
+
+
+def _parse_spec(spec: RunSpec) -> SpadeBdiConfig:
+    if spec.script is not None:
+        raise ConfigError("script", spec.script, "a BDI agent has no scripts", "Give the plans with asl=FILE")
+    if spec.env_id is None or spec.env_id.startswith("-"):
+        raise ConfigError("env", spec.env_id, "no environment given", "Use --env FrozenLake-v1")
+    config = parse_section(SpadeBdiConfig, spec.config)
+    path = _asl_path(spec, config)
+    if path is not None and not path.is_file():
+        raise ConfigError("asl", config.asl, f"{path} is not a file", "Give the path of an AgentSpeak file")
+    if spec.warm_start is not None:
+        _find_warm_start(spec, Home.default().path)
+    return config
+
+
+def _asl_path(spec: RunSpec, config: SpadeBdiConfig) -> Path | None:
+    return None if config.asl is None else (spec.invoked_from / Path(config.asl).expanduser()).absolute()
+
+
+def _plans_digest(spec: RunSpec, config: SpadeBdiConfig) -> str:
+    """Hash of the plans: of the given file, or of those that ship."""
+    path = _asl_path(spec, config)
+    files = [path] if path is not None else sorted(PLANS.glob("*.asl"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def _find_warm_start(spec: RunSpec, state: Path) -> Path:
+    """The checkpoint directory of a warm start: a path, or a name in the library."""
+    name = spec.warm_start or ""
+    candidates = (spec.invoked_from / Path(name).expanduser(), state / LIBRARY / name)
+    for path in candidates:
+        if (path / "manifest.json").is_file():
+            return path.absolute()
+    known = sorted(path.name for path in (state / LIBRARY).glob("[!.]*") if path.is_dir())
+    remedy = f"Known names: {', '.join(known)}" if known else "Give a step_N directory of an earlier run"
+    raise ConfigError("warm_start", name, "is neither a checkpoint of a BDI agent nor a name in the library", remedy)
+
+
+def _check_export(config: SpadeBdiConfig, state: Path) -> None:
+    if config.save_as and (state / LIBRARY / config.save_as).exists():
+        reason = f"{state / LIBRARY / config.save_as} exists and is never overwritten"
+        raise ConfigError("save_as", config.save_as, reason, "Choose another name")
+
+
+def _state_directory(checkpoint: Path) -> Path | None:
+    """The state directory that a checkpoint lies in; None if it lies elsewhere."""
+    return next((path for path in checkpoint.parents if (path.parent.name, path.name) == ("var", "training")), None)
+
+
+def _choose_interpreter(spec: RunSpec, machine: Machine) -> Interpreter | None:
+    """The interpreter of the worker; None if its environment has to be created first."""
+    if spec.python is not None:
+        return choose_python(spec)
+    if ENVIRONMENT.is_ready(machine):
+        return Interpreter(ENVIRONMENT.python(machine), "its own environment")
+    return None
+
+
+def _xmpp_findings(config: XmppConfig, machine: Machine) -> list[Finding]:
+    """Check that the port of an embedded server is free, or that an external server answers."""
+    if not config.host:
+        if not config.port:
+            return [Finding("xmpp", "ok", "an embedded server on a free port of 127.0.0.1")]
+        with socket.socket() as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                trial.bind(("127.0.0.1", config.port))
+            except OSError as error:
+                text = f"xmpp.port = {config.port}: the port cannot be used ({error.strerror})"
+                return [Finding("xmpp", "refused", text, "Set xmpp.port=0 for a free port")]
+        return [Finding("xmpp", "ok", f"an embedded server on port {config.port} of 127.0.0.1")]
+    if not machine.environment.get(config.password_variable):
+        text = f"{config.password_variable}, the password of {config.jid}, is not set where the service runs"
+        return [Finding("xmpp", "refused", text, f"export {config.password_variable}=… and restart the service")]
+    where = f"{config.host}:{config.port or 5222}"
+    try:
+        with socket.create_connection((config.host, config.port or 5222), _CONNECT_TIMEOUT_S) as connection:
+            address = ipaddress.ip_address(connection.getpeername()[0])
+    except (OSError, UnicodeError) as error:
+        text = f"xmpp.host = {config.host!r}: the server at {where} does not answer ({error})"
+        remedy = "Start it, or leave xmpp.host out: then a server is embedded"
+        return [Finding("xmpp", "refused", text, remedy)]
+    if not config.verify_tls and not address.is_loopback:
+        text = f"xmpp.verify_tls is false: the password may reach another server than {where}"
+        return [Finding("xmpp", "warning", text, "Give the server a certificate that can be verified")]
+    return [Finding("xmpp", "ok", f"the server at {where} answers")]
+
+
+_answers: dict[tuple[str, ...], tuple[CheckAnswer, float]] = {}
+
+
+def _check(spec: RunSpec, config: SpadeBdiConfig, interpreter: Interpreter, machine: Machine) -> CheckAnswer:
+    """Run `bdi_program.py check`. The answer is cached for a minute, since a preview and a launch ask the same."""
+    assert spec.env_id is not None
+    load = str(_find_warm_start(spec, Home.default().path)) if spec.warm_start is not None else ""
+    words = ["--env", spec.env_id, "--env-kwargs", json.dumps(config.env_kwargs, sort_keys=True)]
+    words += ["--asl", str(_asl_path(spec, config) or ""), "--load", load]
+    key = (interpreter.path, _plans_digest(spec, config), *words)
+    now = time.monotonic()
+    for old in [known for known, (_, expires) in _answers.items() if now > expires]:
+        del _answers[old]
+    if key not in _answers:
+        _answers[key] = (_run_check(interpreter, words, machine), now + CACHE_S)
+    return _answers[key][0]
+
+
+def _run_check(interpreter: Interpreter, words: list[str], machine: Machine) -> CheckAnswer:
+    environment = {**inherited_variables(machine), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
+    try:
+        done = subprocess.run(
+            [interpreter.path, str(PROGRAM), "check", *words],
+            env=environment,
+            cwd="/",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_CHECK_TIMEOUT_S,
+            check=False,
+        )
+        data = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
+        text = f"{interpreter.path} cannot run the worker ({last[:300]})"
+        remedy = f"{interpreter.path} -m pip install -r {ENVIRONMENT.requirements}, or leave --python out"
+        return CheckAnswer((Finding("python", "refused", text, remedy),), {}, {})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        text = f"{interpreter.path} cannot run the worker ({error})"
+        return CheckAnswer((Finding("python", "refused", text, "Name a working interpreter with --python"),), {}, {})
+    versions = {name: version for name, version in data["versions"].items() if version is not None}
+    problems = [Finding(check, "refused", text, remedy) for check, text, remedy in data["problems"]]
+    findings = problems or [
+        Finding("env", "ok", f"{data['env'].get('env_id')}"),
+        Finding("asl", "ok", f"{len(data['plans'])} plans"),
+    ]
+    python = Finding("python", "ok", f"{interpreter.path} ({interpreter.how})")
+    return CheckAnswer((python, *findings), data["env"], versions)
