@@ -105,6 +105,7 @@ TITLES = {
     "checkpoints": "Checkpoints",
     "runners": "Runners",
     "environments": "Environments and tasks",
+    "datasets": "Datasets",
     "play": "Plays",
     "episodes": "Recorded episodes",
     "files": "Files of a run",

@@ -1,4 +1,4 @@
-"""What can be trained and played: environments, the scripts or algorithms of runners, and whether a runner is ready.
+"""What can be trained and played: environments, scripts or algorithms of runners, datasets, readiness of runners.
 
 A runner may implement the protocols at the end; `runs.runners.catalogues` has the defaults.
 """
@@ -68,6 +68,41 @@ class TaskInfo:
     suite: str
     parameters: JsonObject = field(default_factory=dict)
     """JSON Schema of its parameters, such as `difficulty`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetInfo:
+    """A dataset to learn from."""
+
+    __pydantic_config__ = API_SCHEMA
+
+    dataset_id: str
+    """The id of Minari: `pendulum/medium-v0`."""
+    path: str
+    state: Literal["verified", "unchecked", "damaged", "unverified"]
+    """`verified`: the files are those whose SHA-256 matched; `unchecked`: their sizes match; `damaged`: they do not, or
+    the dataset cannot be read; `unverified`: there is no manifest to compare with, and it cannot be used."""
+    problem: str = ""
+    """Why it is damaged or unverified."""
+    env_id: str = ""
+    """The environment that the data comes from; empty if it is unknown."""
+    total_steps: int = 0
+    total_episodes: int = 0
+    random_score: float | None = None
+    """Mean return of random actions."""
+    expert_score: float | None = None
+    """Mean return of an expert."""
+    size_bytes: int = 0
+    created: float = 0.0
+    """Unix time of its data."""
+    last_used: float = 0.0
+    """Unix time at which it was last verified for use, or made."""
+    sha256: str = ""
+    """Digest of its manifest, which identifies the data."""
+    about: JsonObject = field(default_factory=dict)
+    """How it was made: policy, seed, checkpoint and so on."""
+    used_by: tuple[str, ...] = ()
+    """Ids of queued and running runs whose configuration or command names it."""
 
 
 @dataclass(frozen=True, kw_only=True)

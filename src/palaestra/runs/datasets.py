@@ -3,58 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import fields, replace
 from typing import Any
 
-from palaestra.errors import ConfigError
-from palaestra.experience.datasets.dataset import DatasetSummary, State, list_datasets
+from palaestra.errors import ConfigError, DatasetError, UnknownRun
+from palaestra.experience.datasets.dataset import DatasetSummary, find_dataset, list_datasets
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import RunDirectory
+from palaestra.runs.catalogue import DatasetInfo
 from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
-from palaestra.runs.wire import API_SCHEMA, JsonObject
+from palaestra.runs.wire import JsonObject
 
 _LIVE = tuple(phase for phase in Phase if not phase.has_ended)
 
 
-@dataclass(frozen=True, kw_only=True)
-class DatasetInfo:
-    """A dataset to learn from."""
-
-    __pydantic_config__ = API_SCHEMA
-
-    dataset_id: str
-    """The id of Minari: `pendulum/medium-v0`."""
-    path: str
-    state: State
-    """`verified`: the files are those whose SHA-256 matched; `unchecked`: their sizes match; `damaged`: they do not, or
-    the dataset cannot be read; `unverified`: there is no manifest to compare with, and it cannot be used."""
-    problem: str = ""
-    """Why it is damaged or unverified."""
-    env_id: str = ""
-    """The environment that the data comes from; empty if it is unknown."""
-    total_steps: int = 0
-    total_episodes: int = 0
-    random_score: float | None = None
-    """Mean return of random actions."""
-    expert_score: float | None = None
-    """Mean return of an expert."""
-    size_bytes: int = 0
-    created: float = 0.0
-    """Unix time of its data."""
-    last_used: float = 0.0
-    """Unix time at which it was last verified for use, or made."""
-    sha256: str = ""
-    """Digest of its manifest, which identifies the data."""
-    about: JsonObject = field(default_factory=dict)
-    """How it was made: policy, seed, checkpoint and so on."""
-    used_by: tuple[str, ...] = ()
-    """Ids of queued and running runs whose configuration or command names it."""
-
-
 def list_dataset_infos(reader: RunReader, env_id: str | None = None) -> list[DatasetInfo]:
     """The datasets of a state directory, sorted by id; reads no data."""
-    rows = [row for row in list_datasets(reader.home.datasets) if env_id in (None, row.env_id)]
+    return _describe(reader, [row for row in list_datasets(reader.home.datasets) if env_id in (None, row.env_id)])
+
+
+def verify_dataset(reader: RunReader, dataset_id: str) -> DatasetInfo:
+    """A dataset after comparing every byte with its manifest; `UnknownRun` if there is none of this name."""
+    root = reader.home.datasets
+    rows = [row for row in list_datasets(root) if row.dataset_id == dataset_id]
+    if not rows:
+        remedy = "palaestra datasets list shows all"
+        raise UnknownRun("dataset", dataset_id, "there is no dataset of this name", remedy)
+    (info,) = _describe(reader, rows)
+    if info.state == "unverified":
+        return info
+    try:
+        find_dataset(dataset_id, root)
+    except DatasetError as error:
+        return replace(info, state="damaged", problem=error.reason)
+    return replace(info, state="verified", problem="")
+
+
+def _describe(reader: RunReader, rows: list[DatasetSummary]) -> list[DatasetInfo]:
     users = find_users(reader, rows)
     names = [item.name for item in fields(DatasetSummary)]
     return [

@@ -27,6 +27,7 @@ ROUTES = [
     ("GET", "/runs/x/events"), ("GET", "/runs/x/log"), ("GET", "/stream"), ("GET", "/runners"),
     ("GET", "/runners/echo/scripts"), ("GET", "/runners/echo/readiness"), ("GET", "/environments"),
     ("GET", "/environments/CartPole-v1/parameters"), ("GET", "/tasks"), ("POST", "/drain"),
+    ("GET", "/datasets"), ("POST", "/datasets/a-v0/verify"),
     ("GET", "/openapi.json"), ("GET", "/nothing"),
 ]  # fmt: skip
 

@@ -1,10 +1,10 @@
-"""Requests about what can be trained and played: runners, their scripts and settings, environments and tasks."""
+"""Requests about what can be trained and played: runners, their scripts and settings, environments, tasks, datasets."""
 
 from __future__ import annotations
 
 import os
 
-from palaestra.runs.catalogue import EnvironmentInfo, Readiness, ScriptInfo, TaskInfo
+from palaestra.runs.catalogue import DatasetInfo, EnvironmentInfo, Readiness, ScriptInfo, TaskInfo
 from palaestra.runs.client.requests import ServiceRequests, quote, quote_path
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.spec import RunSpec, resolve_environment
@@ -56,6 +56,15 @@ class CatalogueRequests(ServiceRequests):
     def tasks(self) -> list[TaskInfo]:
         """The screen tasks."""
         return [from_json(TaskInfo, row) for row in self.request("GET", "/tasks")]
+
+    def datasets(self, *, env: str | None = None) -> list[DatasetInfo]:
+        """The datasets to learn from, with the state of their files."""
+        return [from_json(DatasetInfo, row) for row in self.request("GET", "/datasets", None, env=env)]
+
+    def verify_dataset(self, dataset_id: str) -> DatasetInfo:
+        """Compare every byte of a dataset with its manifest; its `state` and `problem` hold the result."""
+        path = f"/datasets/{quote_path(dataset_id)}/verify"
+        return from_json(DatasetInfo, self.request("POST", path))
 
 
 def _places(runner: str | None, python: str | None) -> dict[str, str | None]:

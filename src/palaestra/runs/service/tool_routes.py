@@ -1,4 +1,4 @@
-"""Routes of the runners and their catalogues, the machine, W&B tracking, TensorBoard and presets."""
+"""Routes of the runners and their catalogues, datasets, the machine, W&B tracking, TensorBoard and presets."""
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
 import asyncio
@@ -12,7 +12,8 @@ from pydantic import Field
 from palaestra.config import parse_section
 from palaestra.errors import LaunchRefused, UnknownEnvironment, UnknownRun
 from palaestra.files.home import Home
-from palaestra.runs.catalogue import EnvironmentInfo, Readiness, ScriptInfo, TaskInfo
+from palaestra.runs.catalogue import DatasetInfo, EnvironmentInfo, Readiness, ScriptInfo, TaskInfo
+from palaestra.runs.datasets import list_dataset_infos, verify_dataset
 from palaestra.runs.machine import MachineUsage
 from palaestra.runs.presets import Preset, delete_preset, list_presets, save_preset
 from palaestra.runs.process.machine_usage import MachineMonitor
@@ -76,6 +77,7 @@ def add_tool_routes(
     """Add the routes to the application. Sampling of the machine ends when `closing` is set."""
     _add_runner_routes(app, supervisor)
     _add_environment_routes(app, supervisor)
+    _add_dataset_routes(app, reader)
     monitor = MachineMonitor(reader.home, lambda: supervisor.planner.slots.gpus, closing)
     service_router = new_router("service")
     tools_router = new_router("tools")
@@ -221,6 +223,27 @@ def _add_environment_routes(app: FastAPI, supervisor: Supervisor) -> None:
     def tasks() -> JsonList:
         """The screen tasks, and their parameters."""
         return [to_json(info) for info in list_tasks()]
+
+    app.include_router(router)
+
+
+def _add_dataset_routes(app: FastAPI, reader: RunReader) -> None:
+    router = new_router("datasets")
+
+    @router.get("/datasets", response_model=list[DatasetInfo])
+    def datasets(env: FilterText = None) -> JsonList:
+        """The datasets to learn from, sorted by id, with the state of their files. Reads no data."""
+        return [to_json(info) for info in list_dataset_infos(reader, env)]
+
+    @router.post(
+        "/datasets/{dataset_id:path}/verify",
+        operation_id="verify_dataset",
+        responses=NOT_FOUND,
+        response_model=DatasetInfo,
+    )
+    def verify(dataset_id: Annotated[str, Path(max_length=200)]) -> JsonObject:
+        """Read every byte of a dataset and compare it with its manifest; `state` and `problem` hold the result."""
+        return to_json(verify_dataset(reader, dataset_id))
 
     app.include_router(router)
 
