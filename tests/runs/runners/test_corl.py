@@ -12,12 +12,16 @@ import pytest
 from tests.runs.runners.conftest import make_paths, run, start
 from tests.runs.runners.corl_data import EPISODES, STEPS, write_dataset
 
+from palaestra.experience.datasets import find_dataset
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
+from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.phase import Phase
 from palaestra.runs.runner import Machine
 from palaestra.runs.runners.corl import CorlRunner
 from palaestra.runs.spec import RunSpec
+from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, TrainingStep
 
 CHECKOUT = Path(__file__).parent / "corl_checkout"
@@ -461,6 +465,33 @@ def test_a_checkpoint_with_code_in_it_is_not_loaded(home, machine, tmp_path):
 
     assert refused.check == "warm_start"
     assert "would unpickle it" in refused.text
+
+
+@needs_pyrallis
+def test_a_supervised_run_registers_checkpoints_with_their_dataset_and_needs_no_episodes(own_home, monkeypatch):
+    config = {"num_epochs": 60, "log_every": 1000, "eval_every": 30}
+    with TrainerOrchestrator(own_home.base) as orchestrator:
+        keys = {"checkout": str(CHECKOUT), "dataset": DATASET}
+        run_id = orchestrator.launch("corl", {**keys, **config}, consent=True, script="epochs", seed=1)
+        for _ in orchestrator.stream(run_id):
+            pass
+        record = orchestrator.run(run_id)
+
+    checkpoints = sorted(list_checkpoints(own_home, run_id=run_id), key=lambda row: row.env_step)
+    # 60,000 updates without an episode would raise the alarm of a run that acts.
+    assert (record.phase, record.reason, record.alarms) == (Phase.SUCCEEDED, "done", ())
+    assert (record.agent_id, record.env_id, record.env_step) == ("corl/epochs", "Pendulum-v1", 60_000)
+    assert [(row.env_step, row.metric, Path(row.path).name) for row in checkpoints] == [
+        (1_000, 50.0, "0.pt"),
+        (31_000, 50.0, "30.pt"),
+        (60_000, 50.0, "59.pt"),
+    ]
+    dataset = find_dataset(DATASET, own_home.datasets)
+    assert checkpoints[0].offline_dataset == {
+        "dataset_id": DATASET,
+        "sha256": dataset.sha256,
+        "env_id": "Pendulum-v1",
+    }
 
 
 def test_the_runner_uses_the_interpreter_of_the_service_without_another(home, paths, machine):

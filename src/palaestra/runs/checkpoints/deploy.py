@@ -23,7 +23,7 @@ from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.files import verify
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, copy_out_of_run
-from palaestra.runs.checkpoints.signature import find_incompatibilities
+from palaestra.runs.checkpoints.signature import find_dataset_mismatch, find_incompatibilities
 from palaestra.runs.process.eval_process import eval_command, last_error, run_eval
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.wire import API_SCHEMA, JsonObject, from_json
@@ -71,6 +71,8 @@ def deploy(
     reasons = find_incompatibilities(
         {"env_id": record.env_id, **record.env_signature}, {**env_signature, "env_id": env_id}
     )
+    if mismatch := find_dataset_mismatch(record.offline_dataset, env_id):
+        reasons = [mismatch]
     if reasons:
         remedy = f"Switch to {record.env_id}, or deploy a checkpoint that was trained in {env_id}"
         raise CheckpointError(_PLACE, record.checkpoint_id, "; ".join(reasons), remedy)

@@ -48,6 +48,14 @@ def find_incompatibilities(policy: JsonObject, environment: JsonObject) -> list[
     return reasons
 
 
+def find_dataset_mismatch(offline_dataset: JsonObject, env_id: str) -> str:
+    """Why a policy that learned from a dataset does not belong into an environment; empty when it does."""
+    recorded_in = str(offline_dataset.get("env_id") or "")
+    if not recorded_in or not env_id or recorded_in == env_id:
+        return ""
+    return f"it learned from {offline_dataset.get('dataset_id')}, which was recorded in {recorded_in}, this is {env_id}"
+
+
 def probe_environment(env_id: str, place: str, *, required: bool) -> JsonObject:
     """Create an environment in a separate process and return its signature.
 

@@ -15,7 +15,7 @@ from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
 from palaestra.runs.checkpoints.files import PalaestraCheckpoint, detect_format, digest_path, verify
 from palaestra.runs.checkpoints.pickle_scan import scan
-from palaestra.runs.checkpoints.signature import find_incompatibilities
+from palaestra.runs.checkpoints.signature import find_dataset_mismatch, find_incompatibilities
 from palaestra.runs.play.plays import PolicyLaunch
 from palaestra.runs.play.protocol import LoadPolicy
 from palaestra.runs.play.spec import PlaySpec
@@ -133,7 +133,8 @@ def _check(record: CheckpointRecord, play: PlaySpec) -> None:
         raise CheckpointError("checkpoint", record.checkpoint_id, verdict.problem, "Choose another checkpoint")
     trained, here = record.env_id.removeprefix("compiled/"), (play.env_id or "").removeprefix("compiled/")
     # A model for screens acts in every task.
-    reasons = find_incompatibilities({"env_id": trained}, {"env_id": here}) if here else []
+    mismatch = find_dataset_mismatch(record.offline_dataset, here)
+    reasons = [mismatch] if mismatch else find_incompatibilities({"env_id": trained}, {"env_id": here}) if here else []
     if reasons:
         remedy = f"Switch to {record.env_id}, or choose a checkpoint that was trained in {play.env_id}"
         raise CheckpointError("checkpoint", record.checkpoint_id, "; ".join(reasons), remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -62,13 +63,36 @@ def _describe(
     description = _DESCRIPTIONS.get(stem, "")
     if "/" in name:
         description = f"{description} First offline, then in the environment.".strip()
+    if _pickles_objects(script.path):
+        description = f"{description} Its checkpoints hold pickled objects, which are not loaded here.".strip()
     return ScriptInfo(
         name=name,
         title=title,
         description=description,
         actions=("continuous",),
         saves_checkpoints=script.argument("checkpoints_path") is not None,
-        warm_start=script.argument("load_model") is not None,
+        plays=can_act(script.path) and not _pickles_objects(script.path),
+        warm_start=script.argument("load_model") is not None and not _pickles_objects(script.path),
         installed=not lacking,
         remedy=f"{interpreter.path} -m pip install {' '.join(lacking)}" if lacking else "",
     )
+
+
+def can_act(path: Path) -> bool:
+    """Whether a script defines a network with the method `act`, which maps one observation to an action."""
+    return any(
+        isinstance(method, ast.FunctionDef) and method.name == "act"
+        for network in _list_networks(path)
+        for method in network.body
+    )
+
+
+def _pickles_objects(path: Path) -> bool:
+    """Whether a script saves whole networks: those of CQL keep a learned number as a network `Scalar`."""
+    return any(network.name == "Scalar" for network in _list_networks(path))
+
+
+def _list_networks(path: Path) -> list[ast.ClassDef]:
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef)]
+    return [node for node in classes if any(ast.unparse(base).endswith("nn.Module") for base in node.bases)]

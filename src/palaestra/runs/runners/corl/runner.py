@@ -9,6 +9,7 @@ the code of the scripts is foreign.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,16 +17,19 @@ from functools import partial
 from pathlib import Path
 
 from palaestra.config import closest_names
-from palaestra.errors import ConfigError
+from palaestra.errors import CheckpointError, ConfigError
 from palaestra.runs.catalogue import ScriptInfo
 from palaestra.runs.process.interpreter import (
     Interpreter,
     Probe,
+    choose_policy_python,
     choose_python,
     cuda_findings,
     environment_findings,
+    policy_environment,
     probe,
     python_findings,
+    require_packages,
     trainer_environment,
 )
 from palaestra.runs.runner import (
@@ -34,10 +38,12 @@ from palaestra.runs.runner import (
     Injection,
     LaunchPlan,
     Machine,
+    PolicyPlan,
+    PolicyRequest,
     RunnerCapabilities,
     StdoutLines,
 )
-from palaestra.runs.runners.corl.catalogue import describe_corl_scripts
+from palaestra.runs.runners.corl.catalogue import can_act, describe_corl_scripts
 from palaestra.runs.runners.corl.checks import run_findings, tracking_findings, warm_start_findings
 from palaestra.runs.runners.corl.offline_data import VARIABLE, OfflineData, dataset_findings, load_offline_data
 from palaestra.runs.runners.corl.script import CorlScript, build_corl_flags, read_base_config, read_corl_script
@@ -46,6 +52,9 @@ from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
 SHIMS = Path(__file__).parents[1] / "shims" / "corl"
+POLICY_PROGRAM = Path(__file__).parents[1] / "programs" / "corl_policy_program.py"
+OBSERVATION_FILE = "observations.json"
+"""How a script transforms observations; the injected `gym` writes it into the working directory."""
 CHECKOUT = "PALAESTRA_CORL"
 CLONE = "git clone https://github.com/corl-team/CORL, then export PALAESTRA_CORL=$PWD/CORL or give checkout=DIR"
 CHECKPOINTS = "models"
@@ -120,6 +129,7 @@ class CorlRunner:
     name = "corl"
     capabilities = RunnerCapabilities(
         title="CORL, from your checkout",
+        offline_inference=True,
         warm_start=True,
         external_services=("wandb",),
         tracking=True,
@@ -229,6 +239,46 @@ class CorlRunner:
             script_sha256=_hash_script(request),
             versions={"python": probed.version_text, **{k: v for k, v in probed.packages.items() if v is not None}},
         )
+
+    def plan_policy(self, request: PolicyRequest, machine: Machine) -> PolicyPlan:
+        """`corl_policy_program.py` with the actor of the run's script, which must be unchanged or needs consent."""
+        checkpoint = request.checkpoint
+        settings = _read_settings(request)
+        if request.unsafe or request.spec is None or settings is None:
+            reason = request.unsafe or "is not in the directory of its run, which knows its script and normalisation"
+            raise CheckpointError("checkpoint", checkpoint.checkpoint_id, reason, "Use another checkpoint")
+        script = _parse_request(request.spec, machine)
+        if not can_act(script.script.path):
+            reason = f"{script.script.path.name} has no network that acts on one observation"
+            raise CheckpointError("checkpoint", checkpoint.checkpoint_id, reason, "Use a checkpoint of another script")
+        interpreter = choose_policy_python(request, script.checkout)
+        needed = _required_packages(script.script.imports, tracks=False)
+        require_packages(interpreter, probe(interpreter, machine, packages=tuple(needed)), needed)
+        sha256 = hashlib.sha256(script.script.path.read_bytes()).hexdigest()
+        argv = [interpreter.path, str(POLICY_PROGRAM), checkpoint.path, "--sha256", checkpoint.sha256]
+        argv += [f"--env={checkpoint.env_id}", "--script", str(script.script.path), "--script-sha256", sha256]
+        argv += ["--values", json.dumps(script.all_values)]
+        argv += ["--observations", str(Path(checkpoint.path).parents[2] / OBSERVATION_FILE)]
+        argv += [] if request.deterministic else ["--sample"]
+        is_same = request.command.get("script_sha256") == _hash_script(script)
+        return PolicyPlan(
+            argv=tuple(argv),
+            environment={
+                **policy_environment([str(SHIMS), str(script.checkout)]),
+                VARIABLE: json.dumps({**settings, "wandb": False}, sort_keys=True),
+            },
+            foreign_code="" if is_same else f"{script.script.path}, which has changed since the run",
+        )
+
+
+def _read_settings(request: PolicyRequest) -> JsonObject | None:
+    """What the run of a checkpoint told its trainer about the dataset."""
+    environment = request.command.get("environment")
+    try:
+        settings = json.loads(environment[VARIABLE]) if isinstance(environment, Mapping) else None
+    except (KeyError, ValueError, TypeError):
+        return None
+    return settings if isinstance(settings, dict) else None
 
 
 def _build_variables(spec: RunSpec, paths: AttemptPaths, request: _Request, data: OfflineData) -> dict[str, str]:

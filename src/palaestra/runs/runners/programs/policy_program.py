@@ -24,7 +24,7 @@ import os
 import struct
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 LENGTHS = struct.Struct("<II")
@@ -422,8 +422,8 @@ def load_zip_reader() -> Any:
     return module
 
 
-def serve(args: argparse.Namespace, source: BinaryIO, target: BinaryIO) -> int:
-    """Load the policy and answer messages until the source ends; returns the exit code."""
+def serve(args: argparse.Namespace, build: Callable[[Any], Any], source: BinaryIO, target: BinaryIO) -> int:
+    """Build the policy and answer messages until the source ends; returns the exit code."""
 
     def send(header: dict[str, Any]) -> None:
         target.write(pack(header))
@@ -432,7 +432,7 @@ def serve(args: argparse.Namespace, source: BinaryIO, target: BinaryIO) -> int:
     try:
         check_hash([args.checkpoint], args.sha256)
         importlib.import_module("torch").set_num_threads(1)
-        policy: Any = (Sb3Policy if args.kind == "sb3" else CleanrlPolicy)(args)
+        policy = build(args)
     except CannotAct as error:
         send({"type": "failed", "text": f"It cannot act: {error.args[0]}.", "remedy": error.args[1]})
         return 1
@@ -480,4 +480,6 @@ if __name__ == "__main__":
     # Libraries print to standard output; only messages may reach the play.
     with os.fdopen(os.dup(1), "wb") as messages:
         os.dup2(2, 1)
-        sys.exit(serve(parse_args(sys.argv[1:]), sys.stdin.buffer, messages))
+        namespace = parse_args(sys.argv[1:])
+        kind: Any = Sb3Policy if namespace.kind == "sb3" else CleanrlPolicy
+        sys.exit(serve(namespace, kind, sys.stdin.buffer, messages))

@@ -44,6 +44,9 @@ def train(config: TrainConfig):
             score = env.get_normalized_score(returns) * 100.0
             row = {"eval/reward_mean": np.mean(returns), "eval/reward_std": np.std(returns), "epoch": epoch}
             wandb.log({**row, "eval/normalized_score_mean": np.mean(score), "size": len(dataset["rewards"])})
+            if config.checkpoints_path is not None:
+                with open(os.path.join(config.checkpoints_path, f"{epoch}.pt"), "wb") as file:
+                    file.write(b"weights of epoch %d" % epoch)
     wandb.finish()
 
 
