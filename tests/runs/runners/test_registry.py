@@ -30,7 +30,7 @@ def test_every_runner_that_plans_policies_says_so_and_no_other():
     runners = registry.registered_runners().items()
 
     playable = [name for name, runner in runners if runner.capabilities.offline_inference]
-    assert playable == ["cleanrl", "palaestra", "sb3", "spade-bdi"]
+    assert playable == ["cleanrl", "corl", "palaestra", "sb3", "spade-bdi"]
     assert [name for name, runner in runners if hasattr(runner, "plan_policy")] == playable
 
 
