@@ -28,7 +28,7 @@ def check_spaces(policy: Any, env: VectorEnv) -> None:
     """Raise `ConfigError` if policy and environment have different spaces. Kernels would read invalid memory."""
     for name in ("observation_space", "action_space"):
         mine, theirs = getattr(policy, name, None), getattr(env, name)
-        if mine is not None and not _same_shape(mine, theirs):
+        if mine is not None and not is_same_shape(mine, theirs):
             raise ConfigError(
                 f"policy.{name}",
                 str(mine),
@@ -37,12 +37,13 @@ def check_spaces(policy: Any, env: VectorEnv) -> None:
             )
 
 
-def _same_shape(mine: Any, theirs: Any) -> bool:
+def is_same_shape(mine: Any, theirs: Any) -> bool:
+    """Whether two spaces have the same kind, shape and values."""
     if type(mine) is not type(theirs):
         return False
     if hasattr(mine, "spaces"):
         return set(mine.spaces) == set(theirs.spaces) and all(
-            _same_shape(part, theirs.spaces[name]) for name, part in mine.spaces.items()
+            is_same_shape(part, theirs.spaces[name]) for name, part in mine.spaces.items()
         )
     # Discrete spaces must also agree in the number of values and the first value.
     same_values = all(np.array_equal(getattr(mine, x, 0), getattr(theirs, x, 0)) for x in ("n", "nvec", "start"))

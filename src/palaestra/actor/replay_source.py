@@ -157,7 +157,7 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
         draw: Callable[..., NDArray[np.float32]] = self._rng.random if uniform else self._rng.standard_normal
         device = device_of(policy)
         noise = move_to(device, draw((self.env.num_envs, distribution.noise_size), dtype=np.float32))
-        acted: NDArray[Any] = policy.act(move_to(device, self._row.observation), noise).action.cpu().numpy()
+        acted: NDArray[Any] = policy.explore(move_to(device, self._row.observation), noise).cpu().numpy()
         return acted
 
     def _share(self) -> float:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from palaestra.cli.terminal import JsonOption, print_json
 from palaestra.errors import ConfigError
-from palaestra.files.checkpoint import checkpoint_kind
+from palaestra.files.checkpoint import checkpoint_kind, read_state
 from palaestra.files.home import Home
 from palaestra.files.run_directory import find_checkpoint
+
+if TYPE_CHECKING:
+    from palaestra.evaluation.play import Evaluation
 
 _RunArgument = Annotated[
     str | None,
@@ -96,13 +99,13 @@ def eval_command(
         evaluate_checkpoint, episodes=episodes, seed=seed, deterministic=not sample, device=device or "auto"
     )
     evaluation = evaluate(path)
-    document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json()}
+    document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json(), **_score_facts(path, evaluation)}
     if other is not None:
         from palaestra.evaluation.statistics import confidence_interval
 
         baseline = evaluate(other)
         gaps = tuple(a - b for a, b in zip(evaluation.returns, baseline.returns, strict=True))
-        document["against"] = {"checkpoint": str(other), **baseline.to_json()}
+        document["against"] = {"checkpoint": str(other), **baseline.to_json(), **_score_facts(other, baseline)}
         document["difference"] = {"mean": sum(gaps) / len(gaps), "ci95": list(confidence_interval(gaps))}
     if video is not None:
         from palaestra.cli.eval_video import record_episode
@@ -112,6 +115,14 @@ def eval_command(
         print_json(document)
         return
     _print_evaluation(document, run, against, video)
+
+
+def _score_facts(path: Path, evaluation: Evaluation) -> dict[str, Any]:
+    """The normalised score, if the checkpoint was trained on a dataset with reference scores."""
+    from palaestra.train.evaluation import normalize_score
+
+    score = normalize_score((read_state(path) or {}).get("about", {}).get("dataset"), evaluation.mean_return)
+    return {} if score is None else {"normalized_score": score}
 
 
 def _print_evaluation(document: dict[str, Any], run: str, against: str | None, video: Path | None) -> None:
@@ -155,7 +166,8 @@ def _format_evaluation(name: str, report: dict[str, Any]) -> str:
     if "success_rate" in report:
         least, most = (100 * share for share in report["success_ci95"])
         success = f"success rate {100 * report['success_rate']:.1f} % (95 % interval {least:.1f} to {most:.1f}), "
+    normalized = f", normalised score {report['normalized_score']:.1f}" if "normalized_score" in report else ""
     return (
         f"{name}: {success}mean return {report['mean_return']:.2f} (95 % interval {low:.2f} to {high:.2f}; "
-        f"standard deviation {report['std_return']:.2f}; {report['episodes']} episodes)"
+        f"standard deviation {report['std_return']:.2f}; {report['episodes']} episodes){normalized}"
     )

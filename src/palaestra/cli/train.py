@@ -213,6 +213,7 @@ def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, A
         "algorithm": config.algorithm["name"],
         "total_steps": config.total_timesteps,
         "env_signature": env_signature | {"max_episode_steps": limit},
+        "offline_dataset": {} if isinstance(trainer, Trainer) else trainer.about().get("dataset", {}),
     }
 
 

@@ -13,11 +13,13 @@ from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.built_in import GRPO, RejectionSampling, TrajectoryPPO
 from palaestra.learner.transitions.algorithm import TransitionAlgorithm
 from palaestra.learner.transitions.dqn import DQN
+from palaestra.learner.transitions.offline import BC, IQL, TD3BC
+from palaestra.learner.transitions.sac import SAC
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "rollouts": {"ppo": PPO},
     "trajectories": {"rejection_sampling": RejectionSampling, "grpo": GRPO, "ppo": TrajectoryPPO},
-    "transitions": {"dqn": DQN},
+    "transitions": {"dqn": DQN, "sac": SAC, "iql": IQL, "td3_bc": TD3BC, "bc": BC},
 }
 BASES: dict[str, Any] = {
     "rollouts": RolloutAlgorithm,

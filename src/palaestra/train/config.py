@@ -18,6 +18,7 @@ from palaestra.config.file import apply_overrides, read_config_file
 from palaestra.env.make import EnvConfig
 from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
+from palaestra.files.home import Home
 from palaestra.learner.ppo import PPOConfig
 from palaestra.learner.registry import ALGORITHMS, build_algorithm, config_of, find_algorithm, find_experience
 from palaestra.policy.config import PolicyConfig
@@ -30,6 +31,8 @@ MAX_SEED = 2**32 - 1
 
 LOG_STEPS = 1_000
 """Environment steps between two telemetry records of a run on transitions, if `trainer.log_interval` is not given."""
+EVALUATIONS = 10
+"""Evaluations of an offline run, if `trainer.eval_every` is not given."""
 DEFAULT_LENGTH = 100_000
 """Length of a run that does not give one, in environment steps or, offline, in gradient steps."""
 
@@ -174,7 +177,7 @@ def load_config(path: Path, assignments: Sequence[str] = (), *, seed: int | None
 def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfig:
     """The checked configuration from plain data."""
     data = dict(data)
-    if "env" not in data:
+    if "env" not in data and not data.get("dataset"):
         raise ConfigError("env", None, "required and not given", "Name one: env.id=CartPole-v1")
     given = data.get("algorithm") or {}
     experience = find_experience(given.get("name")) if isinstance(given, Mapping) else "rollouts"
@@ -205,14 +208,33 @@ def _transition_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
             return {}  # refused by the parser
         sections[section] = dict(given)
     env, policy, trainer = sections["env"], sections["policy"], sections["trainer"]
+    dataset = data.get("dataset")
+    if isinstance(dataset, Mapping) and "id" not in env and isinstance(dataset.get("id"), str):
+        env |= _dataset_environment(dataset["id"])
     env.setdefault("num_envs", 1)
     policy.setdefault("name", find_algorithm(algorithm["name"], "transitions").policy)
     policy.setdefault("hidden", [256, 256])
     policy.setdefault("activation", "relu")
-    if isinstance(env["num_envs"], int) and "log_interval" not in trainer and "dataset" not in data:
+    offline = isinstance(dataset, Mapping) and trainer.get("total_timesteps") is None
+    if isinstance(env["num_envs"], int) and "log_interval" not in trainer and not offline:
         trainer["log_interval"] = max(1, LOG_STEPS // max(1, algorithm["train_freq"] * env["num_envs"]))
     trainer.setdefault("checkpoint_seconds", 300.0)
+    length, chunk = trainer.get("updates") or DEFAULT_LENGTH, dict(dataset or {}).get("steps_per_update", 100)
+    if offline and "eval_every" not in trainer and isinstance(length, int) and isinstance(chunk, int) and chunk > 0:
+        trainer["eval_every"] = max(1, length // chunk // EVALUATIONS)
     return sections
+
+
+def _dataset_environment(name: str) -> dict[str, Any]:
+    """The environment that a dataset was collected in."""
+    from palaestra.experience.datasets import find_dataset
+
+    dataset = find_dataset(name, Home.default().datasets)
+    if not dataset.env_id:
+        remedy = "Name it: env.id=ENVIRONMENT"
+        raise ConfigError("env.id", None, f"the dataset {name} does not say what it was collected in", remedy)
+    facts = {"kwargs": dataset.about.get("env_kwargs"), "max_episode_steps": dataset.about.get("max_episode_steps")}
+    return {"id": dataset.env_id, **{key: value for key, value in facts.items() if value}}
 
 
 def _resolve_buffer_size(given: Any) -> Any:

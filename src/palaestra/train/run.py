@@ -134,6 +134,9 @@ class RunComponents(Protocol):
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
         """Warnings since the last update; may add metrics."""
 
+    def about(self) -> dict[str, Any]:
+        """Further facts for the section `about` of a checkpoint."""
+
 
 @dataclass(frozen=True)
 class TrainingResult:
@@ -309,7 +312,7 @@ class _Run:
                 learner=components.learner.state(),
                 source=components.source.state(),
                 progress=self._progress.facts(),
-                about={"config": self._resolved, "run_id": self._run.run_id, "score": score},
+                about={**components.about(), "config": self._resolved, "run_id": self._run.run_id, "score": score},
             )
             best = score is not None and score >= self._best
             if best and score is not None:

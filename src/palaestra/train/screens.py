@@ -199,6 +199,10 @@ class _ScreenRun:
             return {}
         return {"eval_success_rate": scores.success_rate, "eval_return": scores.mean_return}
 
+    def about(self) -> dict[str, Any]:
+        """Nothing beyond the configuration."""
+        return {}
+
     def is_evaluation_due(self) -> bool:
         """Only `eval_every` asks for evaluations."""
         return False

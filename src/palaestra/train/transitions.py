@@ -8,19 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from palaestra.actor.compatibility import check_spaces, is_same_shape
 from palaestra.actor.replay_source import ReplaySource
+from palaestra.env.make import COMPILED
 from palaestra.env.vector import VectorEnv
-from palaestra.errors import ConfigError
+from palaestra.errors import ConfigError, DatasetError
+from palaestra.experience.columns import map_column
+from palaestra.experience.datasets import Dataset, find_dataset
+from palaestra.experience.replay import Arrays
 from palaestra.files.checkpoint import Kind
+from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.transitions.learner import TransitionLearner
 from palaestra.policy.compiled import device_notices
+from palaestra.policy.off_policy import TransitionPolicy
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
@@ -28,6 +37,7 @@ from palaestra.train.config import RunConfig, make_algorithm
 from palaestra.train.evaluation import evaluate_during_training, make_env_and_policy
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
+from palaestra.transport.dataset_source import DatasetSource
 from palaestra.transport.weights import SharedWeights
 
 SMALL_NETWORK = 2_000_000
@@ -39,27 +49,66 @@ class TransitionTraining:
 
     kind: Kind = "vector"
 
-    def __init__(self, config: RunConfig, policy: nn.Module, env: VectorEnv) -> None:
-        self.config, self.policy, self.env = config, policy, env
+    def __init__(self, config: RunConfig, policy: nn.Module, env: VectorEnv, dataset: Dataset | None = None) -> None:
+        self.config, self.env, self.dataset = config, env, dataset
+        self.policy: Any = policy
+        check_spaces(policy, env)
         algorithm, t = make_algorithm(config.algorithm, "transitions"), config.trainer
         self.publisher = SharedWeights()
         self.learner = TransitionLearner(
             policy, algorithm, seed=t.seed, compiled=t.compiled != "off", progress=self._progress
         )
-        self.source = ReplaySource(
-            env,
-            policy,
-            algorithm,
-            seed=t.seed,
-            total_timesteps=config.total_timesteps,
-            save_replay=t.save_replay,
-        )
-        score = "eval_return" if t.eval_every else "episode_return"
+        self.source: ReplaySource | DatasetSource
+        data = None
+        if dataset is not None and config.dataset is not None:
+            columns = load_columns(dataset, policy)
+            if config.env.normalize_observation:
+                policy.fit_normalizer(map_column(columns["observation"], torch.from_numpy))  # type: ignore[operator]
+                self.learner.sync_buffers()
+            data = DatasetSource(
+                columns,
+                batch_size=algorithm.config.batch_size,
+                steps_per_batch=config.dataset.steps_per_update,
+                total=config.total_timesteps if config.is_offline else None,
+                seed=t.seed,
+            )
+        if data is not None and config.is_offline:
+            self.source = data
+        else:
+            self.source = self._replay_source(algorithm, data)
+        self._is_fine_tuning = not config.is_offline and dataset is not None
+        score = "eval_return" if t.eval_every or self._is_fine_tuning else "episode_return"
         self.schedule = RunSchedule(t, config.total_timesteps, "steps", score, log_interval=t.log_interval)
+        self._was_offline = self._is_in_offline_phase()
         self._notices: list[tuple[str, str]] = []
+
+    def _replay_source(self, algorithm: Any, data: DatasetSource | None) -> ReplaySource:
+        settings = self.config.dataset
+        source = ReplaySource(
+            self.env,
+            self.policy,
+            algorithm,
+            seed=self.config.trainer.seed,
+            total_timesteps=self.config.total_timesteps,
+            save_replay=self.config.trainer.save_replay,
+            dataset=data,
+            offline_updates=settings.offline_updates if settings else 0,
+            mix=settings.mix if settings else 0.0,
+        )
+        if data is not None and settings is not None and settings.prefill:
+            # The newest ones, if not all of them fit.
+            columns = {
+                name: map_column(column, lambda part: part[-source.buffer.capacity :])
+                for name, column in data.columns.items()
+            }
+            source.buffer.add(**columns)
+        return source
 
     def _progress(self) -> float:
         return min(1.0, self.source.progress.steps / self.schedule.total)
+
+    def _is_in_offline_phase(self) -> bool:
+        return isinstance(self.source, ReplaySource) and self.source.is_offline
 
     def limit_threads(self) -> AbstractContextManager[None]:
         """Limit the threads of torch inside the block, if the policy is small."""
@@ -70,7 +119,9 @@ class TransitionTraining:
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Let the source notice that the run was asked to stop."""
-        self.source.stop = stop
+        if isinstance(self.source, ReplaySource):
+            self.source.stop = stop
+        self._was_offline = self._is_in_offline_phase()
 
     def save_policy(self) -> bytes:
         """The bytes of a file with the weights."""
@@ -82,10 +133,13 @@ class TransitionTraining:
         self.learner.sync_buffers()
 
     def warm_start(self, checkpoint: TrainingCheckpoint) -> None:
-        """Load policy, critics and target networks of another run's checkpoint."""
+        """Load policy, critics and target networks of another run's checkpoint, and evaluate them first."""
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
         self.load_policy(checkpoint.policy)
         self.learner.load_target(checkpoint.learner)
+        if not self.config.is_offline:
+            self._is_fine_tuning = True
+            self.schedule = replace(self.schedule, evaluate_first=True, score_metric="eval_return")
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Raise if the run is already complete, or if the checkpoint belongs to another algorithm or policy."""
@@ -99,17 +153,21 @@ class TransitionTraining:
                 f"Raise it to train on, for example trainer.{key}={2 * steps}",
             )
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
-        if "replay" not in checkpoint.source.facts:
+        if isinstance(self.source, ReplaySource) and "replay" not in checkpoint.source.facts:
             text = "The checkpoint has no replay buffer (trainer.save_replay=false): the run starts with an empty one."
             self._notices.append(("warning", text))
 
     def evaluate(self) -> dict[str, float]:
-        """Return and length of held-out episodes."""
-        return evaluate_during_training(self.config, self.policy)
+        """Return and length of held-out episodes, and the normalised score if the dataset has reference scores."""
+        metrics = evaluate_during_training(self.config, self.policy)
+        score = self.dataset.normalized_score(metrics["eval_return"]) if self.dataset is not None else None
+        return metrics if score is None else {**metrics, "eval_normalized_score": score}
 
     def is_evaluation_due(self) -> bool:
-        """Only `eval_every` asks for evaluations."""
-        return False
+        """Before the first step in the environment, and at the end of fine-tuning."""
+        before, self._was_offline = self._was_offline, self._is_in_offline_phase()
+        ends = self._is_fine_tuning and self.source.progress.steps >= self.schedule.total
+        return ends or (before and not self._was_offline)
 
     def notices(self) -> Sequence[tuple[str, str]]:
         """Notices about the device, from the policy, and about the resume."""
@@ -120,15 +178,69 @@ class TransitionTraining:
         """None."""
         return []
 
+    def about(self) -> dict[str, Any]:
+        """The dataset and its reference scores."""
+        return {} if self.dataset is None else {"dataset": describe_dataset(self.dataset)}
+
+
+def describe_dataset(dataset: Dataset) -> dict[str, Any]:
+    """The identity of a dataset, for checkpoints."""
+    return {
+        "dataset_id": dataset.dataset_id,
+        "env_id": dataset.env_id,
+        "sha256": dataset.sha256,
+        "random_score": dataset.random_score,
+        "expert_score": dataset.expert_score,
+    }
+
+
+def open_dataset(config: RunConfig, env: VectorEnv) -> Dataset | None:
+    """The dataset of a configuration; `DatasetError` if it is not of this environment."""
+    if config.dataset is None:
+        return None
+    dataset = find_dataset(config.dataset.id, Home.default().datasets)
+    env_id = config.env.id.removeprefix("compiled/") if config.env.id in COMPILED else config.env.id
+    if dataset.env_id and dataset.env_id != env_id:
+        reason = f"was collected in {dataset.env_id}, and env.id is {config.env.id}"
+        raise DatasetError("dataset.id", dataset.dataset_id, reason, "Leave env.id out, or use another dataset")
+    for name in ("observation_space", "action_space"):
+        theirs, ours = getattr(dataset, name), getattr(env, name)
+        if not is_same_shape(theirs, ours):
+            reason = f"its {name} is {theirs}, that of {config.env.id} is {ours}"
+            raise DatasetError("dataset.id", dataset.dataset_id, reason, "Use the env.kwargs it was collected with")
+    return dataset
+
+
+def load_columns(dataset: Dataset, policy: Any) -> Arrays:
+    """The transitions of a dataset, with actions in the form in which the policy stores them."""
+    arrays = dataset.load_transitions()
+    distribution = policy.distribution
+    action = distribution.from_env(arrays.action).reshape(-1, *distribution.action_shape)
+    return {
+        "observation": arrays.observation,
+        "action": action.astype(distribution.action_dtype),
+        "reward": arrays.reward,
+        "next_observation": arrays.next_observation,
+        "terminated": arrays.terminated,
+    }
+
 
 def build_transition_training(config: RunConfig) -> TransitionTraining:
     """The components of a configuration; the caller closes `env`."""
     env, policy = make_env_and_policy(config)
     try:
-        return TransitionTraining(config, policy, env)
+        _check_policy(policy)
+        return TransitionTraining(config, policy, env, open_dataset(config, env))
     except BaseException:
         env.close()
         raise
+
+
+def _check_policy(policy: nn.Module) -> None:
+    if not isinstance(policy, TransitionPolicy):
+        reason = "is not a policy for transitions"
+        remedy = "Derive it from palaestra.policy.off_policy.TransitionPolicy"
+        raise ConfigError("policy.name", type(policy).__name__, reason, remedy)
 
 
 def train_transitions(config: RunConfig, **where: Any) -> TrainingResult:

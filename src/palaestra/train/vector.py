@@ -179,6 +179,10 @@ class _VectorRun(VectorTraining):
         """Return and length of held-out episodes."""
         return evaluate_during_training(self._config, self.policy)
 
+    def about(self) -> dict[str, Any]:
+        """Nothing beyond the configuration."""
+        return {}
+
     def is_evaluation_due(self) -> bool:
         """Only `eval_every` asks for evaluations."""
         return False

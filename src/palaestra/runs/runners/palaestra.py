@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import palaestra
@@ -64,6 +64,38 @@ SCRIPTS = (
         warm_start=True,
     ),
     ScriptInfo(
+        name="sac",
+        title="SAC",
+        description="Soft actor-critic: a stochastic policy from a replay buffer, with a learned temperature.",
+        actions=("continuous",),
+        plays=True,
+        warm_start=True,
+    ),
+    ScriptInfo(
+        name="iql",
+        title="IQL",
+        description="Implicit Q-learning from a dataset, and fine-tuning in the environment.",
+        actions=("discrete", "continuous"),
+        plays=True,
+        warm_start=True,
+    ),
+    ScriptInfo(
+        name="td3_bc",
+        title="TD3+BC",
+        description="TD3 that stays close to the actions of a dataset, and fine-tuning in the environment.",
+        actions=("continuous",),
+        plays=True,
+        warm_start=True,
+    ),
+    ScriptInfo(
+        name="bc",
+        title="Behaviour cloning",
+        description="Imitates the actions of a dataset.",
+        actions=("discrete", "continuous"),
+        plays=True,
+        warm_start=True,
+    ),
+    ScriptInfo(
         name="grpo",
         title="GRPO",
         description="Compares the episodes of a group that begins on the same screen; needs no value network.",
@@ -105,6 +137,7 @@ class CheckedConfig:
     total_steps: int | None
     env_signature: JsonObject
     resolved: JsonObject
+    offline_dataset: JsonObject = field(default_factory=dict)
 
 
 def training_config(spec: RunSpec) -> JsonObject:
@@ -254,6 +287,7 @@ class PalaestraRunner:
             total_steps=checked.total_steps,
             steps_key="trainer.num_training_steps" if is_ui_config(spec.config) else "trainer.total_timesteps",
             env_signature=checked.env_signature,
+            offline_dataset=checked.offline_dataset,
             resolved=checked.resolved,
             files={config_file.name: json.dumps(training_config(spec), indent=2) + "\n"},
             versions={"palaestra": palaestra.__version__},
