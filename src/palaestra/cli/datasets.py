@@ -24,6 +24,7 @@ from palaestra.cli.terminal import (
 )
 from palaestra.errors import ConfigError, DatasetError
 from palaestra.files.home import Home
+from palaestra.files.run_directory import find_checkpoint
 
 if TYPE_CHECKING:
     from palaestra.experience.datasets import Dataset, DatasetSummary
@@ -109,7 +110,17 @@ def create_command(
         str, typer.Option(metavar="RUN_OR_CHECKPOINT", help="Run id, run directory or checkpoint that acts.")
     ] = "",
     stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the actions of the checkpoint.")] = False,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Execute the code that a checkpoint of another trainer needs.")
+    ] = False,
+    recorded: Annotated[
+        list[str] | None,
+        typer.Option(metavar="EPISODE", help="Recorded episode of a play (repeat it), or all of those in --env."),
+    ] = None,
     noise: Annotated[float, typer.Option(metavar="SHARE", help="Share of actions that are random.")] = 0.0,
+    random_share: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of the data that a random policy collects.")
+    ] = 0.0,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Number of steps.")] = None,
     num_episodes: Annotated[int | None, typer.Option(metavar="N", help="Number of whole episodes.")] = None,
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of environments and actions.")] = 0,
@@ -126,20 +137,29 @@ def create_command(
 
     The same arguments give the same data.
     """
-    from palaestra.files.run_directory import find_checkpoint
     from palaestra.train.collection.collect import Amount
     from palaestra.train.collection.create import CollectionPlan, collect_dataset
+    from palaestra.train.collection.foreign import find_policy
+    from palaestra.train.collection.recorded import find_recordings
 
     home = Home.default()
-    amount = Amount(steps, num_episodes)
+    recordings = find_recordings(home, recorded, env) if recorded else None
+    if recordings is not None and (steps is not None or num_episodes is not None):
+        raise ConfigError(
+            "--recorded", recorded, "recorded episodes are used whole", "Leave out --steps, --num-episodes"
+        )
+    amount = Amount(steps, num_episodes) if recordings is None else Amount(episodes=len(recordings.readers))
     plan = CollectionPlan(
         dataset_id=dataset_id,
         amount=amount,
         env_id=env,
-        policy=policy or ("" if checkpoint else "random"),
-        checkpoint=find_checkpoint(checkpoint, home.runs) if checkpoint else None,
+        policy=policy or ("" if checkpoint or recorded else "random"),
+        checkpoint=find_policy(checkpoint, home) if checkpoint else None,
+        recordings=recordings,
+        trust=trust,
         deterministic=not stochastic,
         noise=noise,
+        random_share=random_share,
         seed=seed,
         score_episodes=score_episodes,
         expert_checkpoint=find_checkpoint(expert_checkpoint, home.runs) if expert_checkpoint else None,
@@ -147,9 +167,7 @@ def create_command(
     )
     unit, total = ("steps", amount.steps) if amount.steps else ("episodes", amount.episodes)
     with _progress("collecting", total or 0, unit) as advance:
-        dataset = collect_dataset(
-            home.datasets, plan, lambda steps, episodes: advance(steps if unit == "steps" else episodes)
-        )
+        dataset = collect_dataset(home, plan, lambda steps, episodes: advance(steps if unit == "steps" else episodes))
     _print_made(dataset, as_json, "created")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from palaestra.env.make import EnvConfig, make_env
 from palaestra.errors import ConfigError
+from palaestra.files.home import Home
 from palaestra.train.collection.behaviours import NoisyBehaviour, RandomBehaviour, ScriptedBehaviour
 from palaestra.train.collection.collect import Amount, collect_episodes, random_score
 from palaestra.train.collection.create import CollectionPlan, collect_dataset
@@ -28,7 +29,7 @@ def fail(observation):
     raise RuntimeError("no idea")
 
 
-def collect(env_id, amount, seed=0, policy="random", num_envs=3):
+def play(env_id, amount, seed=0, policy="random", num_envs=3):
     env = make_env(EnvConfig(id=env_id, num_envs=num_envs))
     try:
         behaviour = RandomBehaviour(env.action_space) if policy == "random" else _scripted(policy, env)
@@ -41,6 +42,10 @@ def _scripted(name, env):
     return ScriptedBehaviour(f"tests.train.collection.test_collect:{name}", env.action_space)
 
 
+def collect(root, wanted):
+    return collect_dataset(Home(root), wanted, root=root)
+
+
 def plan(**changes):
     settings = {"dataset_id": "cartpole/random-v0", "env_id": "CartPole-v1", "policy": "random", "score_episodes": 0}
     return CollectionPlan(**({**settings, "amount": Amount(steps=100)} | changes))
@@ -49,7 +54,7 @@ def plan(**changes):
 def test_each_transition_is_one_that_the_environment_makes():
     env = gymnasium.make("CartPole-v1").unwrapped
     env.reset(seed=0)
-    for episode in collect("CartPole-v1", Amount(episodes=6)):
+    for episode in play("CartPole-v1", Amount(episodes=6)):
         observations = episode.observations[""]
         for step in range(len(episode)):
             env.state = observations[step].astype(np.float64)
@@ -60,7 +65,7 @@ def test_each_transition_is_one_that_the_environment_makes():
 
 
 def test_exactly_the_wanted_steps_are_collected_and_open_episodes_are_truncated():
-    episodes = collect("Pendulum-v1", Amount(steps=700))  # 234 + 233 + 233 with episodes of 200
+    episodes = play("Pendulum-v1", Amount(steps=700))  # 234 + 233 + 233 with episodes of 200
     assert sorted(len(episode) for episode in episodes) == [33, 33, 34, 200, 200, 200]
     assert all(episode.truncated[-1] and not episode.truncated[:-1].any() for episode in episodes)
     assert not any(episode.terminated.any() for episode in episodes)
@@ -68,20 +73,20 @@ def test_exactly_the_wanted_steps_are_collected_and_open_episodes_are_truncated(
 
 def test_every_environment_plays_the_same_number_of_episodes():
     """Countdown ends after n steps, so that short episodes would win if the first to end were taken."""
-    assert len(collect("CartPole-v1", Amount(episodes=7))) == 7
+    assert len(play("CartPole-v1", Amount(episodes=7))) == 7
 
 
 def test_an_episode_longer_than_a_block_is_joined_without_a_seam():
-    (episode,) = collect("MountainCarContinuous-v0", Amount(episodes=1), num_envs=1)
+    (episode,) = play("MountainCarContinuous-v0", Amount(episodes=1), num_envs=1)
     observations = episode.observations[""]
     assert len(episode) == 999  # two blocks of 512 steps
     np.testing.assert_allclose(observations[1:, 0] - observations[:-1, 0], observations[1:, 1], atol=1e-5)
 
 
 def test_the_same_seed_gives_the_same_dataset_and_another_seed_another(tmp_path):
-    one = collect_dataset(tmp_path / "one", plan(score_episodes=2))
-    again = collect_dataset(tmp_path / "again", plan(score_episodes=2))
-    other = collect_dataset(tmp_path / "other", plan(score_episodes=2, seed=1))
+    one = collect(tmp_path / "one", plan(score_episodes=2))
+    again = collect(tmp_path / "again", plan(score_episodes=2))
+    other = collect(tmp_path / "other", plan(score_episodes=2, seed=1))
     assert one.sha256 == again.sha256
     for mine, theirs in zip(one.load_transitions(), again.load_transitions(), strict=True):
         np.testing.assert_array_equal(mine, theirs)
@@ -90,14 +95,14 @@ def test_the_same_seed_gives_the_same_dataset_and_another_seed_another(tmp_path)
 
 def test_a_function_acts_and_is_named_in_the_manifest(tmp_path):
     address = "tests.train.collection.test_collect:go_left"
-    dataset = collect_dataset(tmp_path, plan(policy=address))
+    dataset = collect(tmp_path, plan(policy=address))
     assert set(dataset.load_transitions().action.tolist()) == {0}
     assert dataset.about["policy"] == address
 
 
 def test_a_better_policy_collects_longer_episodes():
-    random = collect("CartPole-v1", Amount(episodes=10))
-    leaning = collect("CartPole-v1", Amount(episodes=10), policy="lean")
+    random = play("CartPole-v1", Amount(episodes=10))
+    leaning = play("CartPole-v1", Amount(episodes=10), policy="lean")
     assert np.mean([len(episode) for episode in leaning]) > 4 * np.mean([len(episode) for episode in random])
 
 
@@ -111,7 +116,7 @@ def test_a_better_policy_collects_longer_episodes():
 )
 def test_a_function_that_cannot_act_is_refused_and_leaves_nothing(tmp_path, policy, message):
     with pytest.raises(ConfigError, match=message):
-        collect_dataset(tmp_path, plan(policy=f"tests.train.collection.test_collect:{policy}"))
+        collect(tmp_path, plan(policy=f"tests.train.collection.test_collect:{policy}"))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -125,7 +130,7 @@ def test_noise_replaces_the_share_of_actions_that_was_asked_for():
 
 
 def test_actions_of_random_behaviour_cover_the_box_evenly():
-    actions = np.concatenate([episode.actions for episode in collect("Pendulum-v1", Amount(steps=3000))])
+    actions = np.concatenate([episode.actions for episode in play("Pendulum-v1", Amount(steps=3000))])
     counts, _ = np.histogram(actions, bins=4, range=(-2, 2))
     assert counts.min() > 650
     assert counts.sum() == 3000
@@ -141,7 +146,7 @@ def test_the_random_score_is_the_mean_return_of_seeded_episodes():
 
 def test_the_environment_is_recovered_by_minari_with_its_settings(tmp_path, monkeypatch):
     minari = pytest.importorskip("minari")
-    dataset = collect_dataset(tmp_path, plan(env_id="Pendulum-v1", env_kwargs={"g": 5.0}))
+    dataset = collect(tmp_path, plan(env_id="Pendulum-v1", env_kwargs={"g": 5.0}))
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     env = minari.load_dataset(dataset.dataset_id).recover_environment()
     assert (env.spec.id, env.unwrapped.g) == ("Pendulum-v1", 5.0)
@@ -150,7 +155,7 @@ def test_the_environment_is_recovered_by_minari_with_its_settings(tmp_path, monk
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"policy": ""}, "give either --policy or --checkpoint"),
+        ({"policy": ""}, "give one of --policy, --checkpoint and --recorded"),
         ({"env_id": ""}, "--env = ''"),
         ({"seed": -1}, "--seed = -1"),
         ({"noise": 1.5}, "--noise = 1.5"),
@@ -163,7 +168,7 @@ def test_the_environment_is_recovered_by_minari_with_its_settings(tmp_path, monk
 )
 def test_a_plan_that_makes_no_sense_is_refused_before_anything_is_written(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
-        collect_dataset(tmp_path / "root", plan(**changes))
+        collect(tmp_path / "root", plan(**changes))
     assert not (tmp_path / "root").exists()
 
 
@@ -175,7 +180,16 @@ def test_an_amount_is_either_steps_or_episodes_and_at_least_one(wrong):
 
 def test_the_file_holds_no_times_which_would_change_its_digest(tmp_path):
     h5py = pytest.importorskip("h5py")
-    dataset = collect_dataset(tmp_path, plan())
+    dataset = collect(tmp_path, plan())
     with h5py.File(dataset.path / "data" / "main_data.hdf5") as file:
         assert h5py.h5g.get_objinfo(file.id, b"episode_0/actions").mtime == 0
         assert h5py.h5g.get_objinfo(file.id, b"episode_0").mtime == 0
+
+
+def test_a_share_of_the_data_comes_from_a_random_policy(tmp_path):
+    address = "tests.train.collection.test_collect:go_left"
+    dataset = collect(tmp_path, plan(policy=address, random_share=0.25, amount=Amount(steps=400)))
+    actions = dataset.load_transitions().action
+    assert (len(actions), actions[100:].any()) == (400, False)
+    assert 30 < actions[:100].sum() < 70
+    assert dataset.about["random_share"] == 0.25

@@ -22,14 +22,30 @@ from palaestra.errors import ConfigError
 class Behaviour(Protocol):
     """Acts in N environments at once."""
 
+    def begin(self, seed: int) -> None:
+        """Begin an episode; called only if there is one environment, so that policies may have a memory."""
+
     def act(self, observation: Observation, mask: Flags | None, rng: np.random.Generator) -> Array:
         """The actions `[N, ...]` for the environments."""
 
     def describe(self) -> dict[str, Any]:
         """What it is, for the manifest of the dataset."""
 
+    def close(self) -> None:
+        """Release its process, if it has one."""
 
-class RandomBehaviour:
+
+class _MemorylessBehaviour:
+    """Base class of behaviours that depend on the current observation only."""
+
+    def begin(self, seed: int) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class RandomBehaviour(_MemorylessBehaviour):
     """Acts at random: uniformly, or uniformly among the actions that a mask allows."""
 
     def __init__(self, space: Space) -> None:
@@ -47,7 +63,7 @@ class RandomBehaviour:
         return {"policy": "random"}
 
 
-class ScriptedBehaviour:
+class ScriptedBehaviour(_MemorylessBehaviour):
     """Acts by a function `observation -> action` of the user, called for one environment at a time."""
 
     def __init__(self, address: str, space: Space) -> None:
@@ -90,7 +106,7 @@ class ScriptedBehaviour:
             raise ConfigError("--policy", self._address, reason, "Return one action, clipped to the bounds")
 
 
-class CheckpointBehaviour:
+class CheckpointBehaviour(_MemorylessBehaviour):
     """Acts with the policy of a checkpoint of palaestra for vector environments."""
 
     def __init__(self, path: Path, env: VectorEnv, *, deterministic: bool) -> None:
@@ -148,9 +164,15 @@ class NoisyBehaviour:
     """Replaces a share of the actions of another behaviour by random ones."""
 
     def __init__(self, behaviour: Behaviour, space: Space, share: float) -> None:
-        if not 0.0 <= share <= 1.0:
-            raise ConfigError("--noise", share, "must lie between 0 and 1", "It is the share of random actions")
         self._behaviour, self._random, self._share = behaviour, RandomBehaviour(space), share
+
+    def begin(self, seed: int) -> None:
+        """Begin an episode."""
+        self._behaviour.begin(seed)
+
+    def close(self) -> None:
+        """Release the process of the behaviour."""
+        self._behaviour.close()
 
     def act(self, observation: Observation, mask: Flags | None, rng: np.random.Generator) -> Array:
         """Actions of the behaviour, some of them replaced."""

@@ -5,7 +5,7 @@ Each environment contributes the same number of steps or episodes. Taking the fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
@@ -27,9 +27,6 @@ SCORE_SEED = 2_000_003
 """Added to the seed for reference scores, so that they use other episodes than the data."""
 _BLOCK = 512
 
-Report = Callable[[int], None]
-"""Called with the number of steps that were added."""
-
 
 @dataclass(frozen=True)
 class Amount:
@@ -47,6 +44,14 @@ class Amount:
             if count is not None and count < 1:
                 raise ConfigError(option, count, "must be at least 1")
 
+    def split(self, share: float) -> tuple[Amount | None, Amount | None]:
+        """A share of the amount and the rest; None for nothing."""
+        total = self.steps or self.episodes or 0
+        first = round(total * share)
+        kind = "steps" if self.steps is not None else "episodes"
+        parts = (Amount(**{kind: count}) if count else None for count in (first, total - first))
+        return next(parts), next(parts)
+
     def shares(self, num_envs: int) -> list[int]:
         """The amount for each environment."""
         total = self.steps or self.episodes or 0
@@ -58,9 +63,9 @@ def base_env_id(env_id: str) -> str:
     return env_id.removeprefix("compiled/") if env_id in COMPILED else env_id
 
 
-def collection_config(env: EnvConfig, amount: Amount) -> EnvConfig:
+def collection_config(env: EnvConfig, amount: Amount, num_envs: int = NUM_ENVS) -> EnvConfig:
     """The configuration of the environments of a collection."""
-    count = min(NUM_ENVS, amount.steps or amount.episodes or 1)
+    count = min(num_envs, amount.steps or amount.episodes or 1)
     return env.model_copy(update={"num_envs": count, "vectorization": "auto", "action_chunk": 1})
 
 
@@ -101,9 +106,7 @@ def random_score(env: VectorEnv, *, episodes: int, seed: int) -> float:
     return measure_score(env, RandomBehaviour(env.action_space), episodes=episodes, seed=seed)
 
 
-def collect_episodes(
-    env: VectorEnv, behaviour: Behaviour, amount: Amount, *, seed: int, report: Report | None = None
-) -> Iterator[Episode]:
+def collect_episodes(env: VectorEnv, behaviour: Behaviour, amount: Amount, *, seed: int) -> Iterator[Episode]:
     """Play and yield episodes in the order in which they end; the same arguments give the same episodes."""
     N = env.num_envs
     row = allocate_row(env.observation_space, N, env.mask_size)
@@ -112,6 +115,8 @@ def collect_episodes(
     left = np.array(amount.shares(N))
     by_steps = amount.steps is not None
     env.reset(seed, row)
+    behaviour.begin(seed)
+    played = 0
     while left.any():
         block.begin_step(row.observation)
         actions = behaviour.act(row.observation, row.action_mask, rng)
@@ -129,8 +134,9 @@ def collect_episodes(
             last = ends[index] if index in ends else _row_of(row.observation, index)
             episode = block.cut(index, last)
             block.is_open[index] = left[index] > 0
-            if report is not None:
-                report(len(episode))
+            played += 1
+            if N == 1:
+                behaviour.begin(seed + played)
             yield episode
         block.carry_if_full()
 

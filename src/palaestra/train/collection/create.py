@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from palaestra.env.factory import EnvFactory
 from palaestra.env.make import EnvConfig, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
-from palaestra.experience.datasets import Dataset, create_dataset, find_dataset
+from palaestra.experience.datasets import Dataset, Episode, create_dataset, find_dataset
 from palaestra.experience.datasets.cache import check_disk, estimate_bytes
 from palaestra.experience.datasets.dataset import check_new
 from palaestra.experience.datasets.import_data import ImportReport, import_d4rl
 from palaestra.experience.datasets.spaces import nest
 from palaestra.experience.datasets.storage import ArrayLayout, import_h5py
+from palaestra.files.home import Home
+from palaestra.runs.record import CheckpointRecord
 from palaestra.train.collection.behaviours import (
     Behaviour,
     CheckpointBehaviour,
@@ -26,6 +29,7 @@ from palaestra.train.collection.behaviours import (
     ScriptedBehaviour,
 )
 from palaestra.train.collection.collect import (
+    NUM_ENVS,
     SCORE_SEED,
     Amount,
     base_env_id,
@@ -34,8 +38,11 @@ from palaestra.train.collection.collect import (
     describe_collection,
     random_score,
 )
+from palaestra.train.collection.recorded import Recordings
 
 _MAX_SEED = 2**32 - 1
+_RANDOM_SEED = 3_000_017
+"""Added to the seed for the random share, so that it uses other episodes."""
 RANDOM = "random"
 _USUAL_LENGTH = 1000
 """Steps per episode for the estimate of a size, if the environment has no limit."""
@@ -53,11 +60,18 @@ class CollectionPlan:
     """None: those of the checkpoint, or none."""
     policy: str = ""
     """`random`, or the address of a function; empty with a checkpoint."""
-    checkpoint: Path | None = None
+    checkpoint: Path | CheckpointRecord | None = None
+    """A checkpoint of palaestra, or the record of one that another trainer saved."""
+    recordings: Recordings | None = None
+    """Recorded episodes of plays."""
+    trust: bool = False
+    """Agree to execute the code that a foreign checkpoint needs."""
     deterministic: bool = True
     """The checkpoint takes its most likely actions."""
     noise: float = 0.0
     """Share of actions that are replaced by random ones."""
+    random_share: float = 0.0
+    """Share of the data that a random policy collects."""
     seed: int = 0
     score_episodes: int = 20
     """Episodes for each reference score; 0 measures none."""
@@ -66,17 +80,20 @@ class CollectionPlan:
 
     def check(self) -> None:
         """Raise `ConfigError` for options that exclude each other or lie outside their range."""
-        if bool(self.policy) == (self.checkpoint is not None):
-            reason = "give either --policy or --checkpoint"
+        if bool(self.policy) + (self.checkpoint is not None) + (self.recordings is not None) != 1:
+            reason = "give one of --policy, --checkpoint and --recorded"
             raise ConfigError("--policy", self.policy, reason, "For example --policy random")
-        if not self.env_id and self.checkpoint is None:
+        if not self.env_id and self.policy:
             raise ConfigError("--env", "", "required and not given", "For example --env Pendulum-v1")
         if not 0 <= self.seed <= _MAX_SEED:
             raise ConfigError("--seed", self.seed, f"must lie between 0 and {_MAX_SEED}")
         if self.score_episodes < 0:
             raise ConfigError("--score-episodes", self.score_episodes, "must not be negative", "0 measures no score")
-        if not 0.0 <= self.noise <= 1.0:
-            raise ConfigError("--noise", self.noise, "must lie between 0 and 1", "It is the share of random actions")
+        for option, share in (("--noise", self.noise), ("--random-share", self.random_share)):
+            if not 0.0 <= share <= 1.0:
+                raise ConfigError(option, share, "must lie between 0 and 1", "It is a share")
+            if share and self.recordings is not None:
+                raise ConfigError(option, share, "recorded episodes are not changed", "Leave it out")
         if self.expert_score is not None and self.expert_checkpoint is not None:
             raise ConfigError(
                 "--expert-score", self.expert_score, "--expert-checkpoint is given too", "Give one of them"
@@ -85,27 +102,54 @@ class CollectionPlan:
             raise ConfigError("--expert-score", self.expert_score, "is not a finite number")
 
 
-def collect_dataset(root: Path, plan: CollectionPlan, report: Callable[[int, int], None] | None = None) -> Dataset:
-    """Collect and write a dataset; `report` is called with the steps and episodes that were added."""
+def collect_dataset(
+    home: Home, plan: CollectionPlan, report: Callable[[int, int], None] | None = None, *, root: Path | None = None
+) -> Dataset:
+    """Collect and write a dataset; `report` is called with the steps and episodes that were added.
+
+    `root`: the directory of datasets, by default that of the state directory.
+    """
     plan.check()
+    root = root or home.datasets
     check_new(root, plan.dataset_id)
     import_h5py()
-    config = collection_config(_read_env(plan), plan.amount)
-    env = make_env(config)
-    try:
-        behaviour = _make_behaviour(plan, env)
+    with ExitStack() as stack:
+        config = collection_config(_read_env(plan), plan.amount, 1 if _is_foreign(plan) else NUM_ENVS)
+        env = make_env(config)
+        stack.callback(env.close)
         _check_disk(root, plan, config, env)
-        facts = describe_collection(plan.dataset_id, config, env, seed=plan.seed, **behaviour.describe())
+        source: Recordings | Behaviour
+        if plan.recordings is not None:
+            source, episodes = plan.recordings, plan.recordings.episodes(env.action_space)
+        else:
+            source = _make_behaviour(plan, home, env)
+            stack.callback(source.close)
+            episodes = _collect_parts(plan, env, source)
+        about = {"seed": plan.seed, **source.describe()}
+        if plan.random_share:
+            about["random_share"] = plan.random_share
+        facts = describe_collection(plan.dataset_id, config, env, **about)
         with create_dataset(root, replace(facts, algorithm=str(facts.about["policy"]))) as writer:
-            for episode in collect_episodes(env, behaviour, plan.amount, seed=plan.seed):
+            for episode in episodes:
                 writer.add(episode)
                 if report is not None:
                     report(len(episode), 1)
             low = random_score(env, episodes=plan.score_episodes, seed=plan.seed) if plan.score_episodes else None
             writer.facts = replace(writer.facts, random_score=low, expert_score=_measure_expert(plan))
-    finally:
-        env.close()
     return find_dataset(plan.dataset_id, root)
+
+
+def _is_foreign(plan: CollectionPlan) -> bool:
+    return isinstance(plan.checkpoint, CheckpointRecord)
+
+
+def _collect_parts(plan: CollectionPlan, env: VectorEnv, behaviour: Behaviour) -> Iterator[Episode]:
+    """The random share of the data first, then the rest."""
+    mixed, rest = plan.amount.split(plan.random_share)
+    if mixed is not None:
+        yield from collect_episodes(env, RandomBehaviour(env.action_space), mixed, seed=plan.seed + _RANDOM_SEED)
+    if rest is not None:
+        yield from collect_episodes(env, behaviour, rest, seed=plan.seed)
 
 
 def import_file(
@@ -156,10 +200,17 @@ def _check_disk(root: Path, plan: CollectionPlan, config: EnvConfig, env: Vector
 
 def _read_env(plan: CollectionPlan) -> EnvConfig:
     """The environment of the plan, with the settings of the checkpoint if it is the same one."""
+    if plan.recordings is not None:
+        return EnvConfig(id=plan.recordings.env_id, kwargs=plan.recordings.parameters)
     given = EnvConfig(id=plan.env_id, kwargs=plan.env_kwargs or {}) if plan.env_id else None
     if plan.checkpoint is None:
         assert given is not None
         return given
+    if isinstance(plan.checkpoint, CheckpointRecord):
+        env_id = plan.env_id or plan.checkpoint.env_id
+        if not env_id:
+            raise ConfigError("--env", "", "the environment of the checkpoint is unknown", "Give --env")
+        return given or EnvConfig(id=env_id)
     from palaestra.learner.checkpoint import load_checkpoint
     from palaestra.train.config import config_from
 
@@ -171,9 +222,20 @@ def _read_env(plan: CollectionPlan) -> EnvConfig:
     return EnvConfig(id=trained.id, kwargs=kwargs, max_episode_steps=trained.max_episode_steps)
 
 
-def _make_behaviour(plan: CollectionPlan, env: VectorEnv) -> Behaviour:
+def _make_behaviour(plan: CollectionPlan, home: Home, env: VectorEnv) -> Behaviour:
     behaviour: Behaviour
-    if plan.checkpoint is not None:
+    if isinstance(plan.checkpoint, CheckpointRecord):
+        from palaestra.train.collection.foreign import ForeignBehaviour
+
+        behaviour = ForeignBehaviour(
+            plan.checkpoint,
+            home,
+            plan.env_id or plan.checkpoint.env_id,
+            env.action_space,
+            deterministic=plan.deterministic,
+            trust=plan.trust,
+        )
+    elif plan.checkpoint is not None:
         behaviour = CheckpointBehaviour(plan.checkpoint, env, deterministic=plan.deterministic)
     elif plan.policy == RANDOM:
         behaviour = RandomBehaviour(env.action_space)

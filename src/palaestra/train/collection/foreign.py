@@ -1,0 +1,135 @@
+"""Behaviour of checkpoints that other trainers saved: Stable-Baselines3, CleanRL and runners of packages.
+
+They act in a process of their own, as in plays (`train.play.policies`), one observation at a time. The run service is
+not needed; its registry is read if there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from palaestra.env.spaces import ActionLayout
+from palaestra.env.vector import Array, Flags, Observation, Space
+from palaestra.errors import CheckpointError, ConfigError, ConsentRequired
+from palaestra.files.home import Home
+from palaestra.files.run_directory import find_checkpoint
+from palaestra.runs.checkpoints.catalogue import get_checkpoint, list_checkpoints
+from palaestra.runs.play.policy_planner import PolicyPlanner
+from palaestra.runs.play.protocol import LoadPolicy, Message
+from palaestra.runs.play.spec import PlaySpec
+from palaestra.runs.reader import RunReader
+from palaestra.runs.record import CheckpointRecord
+from palaestra.runs.runner import Runner
+from palaestra.runs.runners.registry import get_runner
+from palaestra.train.play.environment import PolicyInput
+from palaestra.train.play.policies import PolicyProcess, command_from_json
+
+
+def find_policy(name: str, home: Home) -> Path | CheckpointRecord:
+    """A checkpoint of palaestra by path or run, or the record of a foreign one by its id or run.
+
+    Of a run, the best checkpoint is used if the run has one, else the newest.
+    """
+    try:
+        return find_checkpoint(name, home.runs)
+    except ConfigError as error:
+        record = _find_record(name, home)
+        if record is None:
+            raise error from None
+        return Path(record.path) if record.format == "palaestra" else record
+
+
+def _find_record(name: str, home: Home) -> CheckpointRecord | None:
+    try:
+        run_id = RunReader(home).run(name).run_id
+    except ConfigError:
+        try:
+            return get_checkpoint(home, name)
+        except ConfigError:
+            return None
+    records = list_checkpoints(home, run_id=run_id)
+    return next((record for record in records if record.best), records[0] if records else None)
+
+
+class ForeignBehaviour:
+    """Acts with a checkpoint of another trainer in one environment."""
+
+    def __init__(
+        self, record: CheckpointRecord, home: Home, env_id: str, space: Space, *, deterministic: bool, trust: bool
+    ) -> None:
+        self._record, self._deterministic = record, deterministic
+        self._layout, self._space = ActionLayout(space), space
+        play = PlaySpec(env_id=env_id, mode="agent")
+        planner = PolicyPlanner(home, _load_runner)
+        launch = asyncio.run(planner.plan(LoadPolicy(record.checkpoint_id, deterministic), play))
+        if launch.status.state == "needs_consent":
+            if not trust:
+                raise ConsentRequired(f"{launch.status.text}. Agree with --trust.", launch.status.digest)
+            request = LoadPolicy(record.checkpoint_id, deterministic, launch.status.digest)
+            launch = asyncio.run(planner.plan(request, play))
+        if launch.command is None:
+            raise CheckpointError("--checkpoint", record.checkpoint_id, launch.status.text or "cannot act")
+        self._process = PolicyProcess(command_from_json(launch.command))
+        try:
+            self._receive("ready")
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(self, seed: int) -> None:
+        """Begin an episode: policies with a memory forget it."""
+        self._process.begin("", seed)
+
+    def act(self, observation: Observation, mask: Flags | None, rng: np.random.Generator) -> Array:
+        """The action of the process for each observation."""
+        named = observation if isinstance(observation, dict) else {"": observation}
+        actions = self._layout.empty(len(next(iter(named.values()))))
+        for i in range(len(actions)):
+            allowed = None if mask is None else mask[i].astype(int).tolist()
+            self._process.ask(PolicyInput({name: array[i] for name, array in named.items()}, action_mask=allowed))
+            action = np.asarray(self._receive("action").header.get("action"))
+            if action.dtype.kind not in "biuf" or action.size != actions[i].size:
+                reason = f"answered {action.tolist()!r}, which is not an action of {self._space}"
+                raise CheckpointError("--checkpoint", self._record.checkpoint_id, reason, "Choose another checkpoint")
+            actions[i] = action.reshape(actions[i].shape)
+        return actions
+
+    def describe(self) -> dict[str, Any]:
+        """The checkpoint and its digest."""
+        return {
+            "policy": "checkpoint",
+            "checkpoint": self._record.checkpoint_id,
+            "checkpoint_sha256": self._record.sha256,
+            "algorithm": self._record.agent_id,
+            "trained_steps": self._record.env_step,
+            "deterministic": self._deterministic,
+        }
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.close()
+
+    def _receive(self, kind: str) -> Message:
+        """The next message of the process, which must be of this kind."""
+        place, name = "--checkpoint", self._record.checkpoint_id
+        while True:
+            try:
+                messages = list(self._process.read())
+            except EOFError as error:
+                raise CheckpointError(
+                    place, name, f"it cannot act ({error})", "Play it in the studio to see why"
+                ) from None
+            for message in messages:
+                if message.type == "failed":
+                    text = str(message.header.get("text", "it cannot act")).rstrip(".")
+                    raise CheckpointError(place, name, text, str(message.header.get("remedy", "")))
+                if message.type == kind:
+                    return message
+
+
+async def _load_runner(name: str) -> Runner:
+    return get_runner(name)
