@@ -3,7 +3,8 @@
 Every run trains for the given number of updates without evaluating, so that the speed is that of learning alone. Its
 last checkpoint is then evaluated here, for both contenders with the same program, in the environment of the dataset and
 with the same seeds. One line per finished run is appended to `results/offline.jsonl`; a stored run is not repeated. The
-table has means over seeds with 95 % intervals, the score of the policy that recorded the data, and the ratio of speeds.
+table, also in `results/offline.md`, has means over seeds with 95 % intervals, the score of the policy that recorded the
+data, and the ratio of speeds.
 
     python -m benchmarks.offline --checkout CORL --datasets pendulum/medium-v0 --updates 2000 --seeds 1 2 --episodes 5
     python -m benchmarks.offline --report
@@ -350,7 +351,9 @@ def main() -> None:
         if "corl" in args.contenders and args.checkout is None:
             parser.error("--checkout is needed to run CORL's scripts")
         run_jobs(args)
-    print(build_table(read_stored(args.results)))
+    table = build_table(read_stored(args.results))
+    args.results.with_suffix(".md").write_text(table + "\n")
+    print(table)
 
 
 if __name__ == "__main__":

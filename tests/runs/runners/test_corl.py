@@ -18,8 +18,11 @@ from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.phase import Phase
+from palaestra.runs.process.interpreter import Interpreter, Probe
 from palaestra.runs.runner import Machine
 from palaestra.runs.runners.corl import CorlRunner
+from palaestra.runs.runners.corl.checks import jax_findings
+from palaestra.runs.runners.corl.script import read_corl_script
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, TrainingStep
@@ -294,7 +297,12 @@ def test_the_schema_has_the_fields_of_the_script_with_their_comments(home):
 def test_the_scripts_of_a_checkout_are_listed(home, machine):
     scripts = {script.name: script for script in CorlRunner().scripts(_spec(script=None), machine)}
 
-    assert list(scripts) == ["epochs", "regression", "finetune/online"]
+    assert list(scripts) == ["accelerated", "epochs", "regression", "finetune/online"]
+    assert not scripts["accelerated"].installed
+    assert scripts["accelerated"].remedy.endswith("-m pip install jax")
+    assert not scripts["accelerated"].saves_checkpoints
+    assert scripts["regression"].plays
+    assert not scripts["epochs"].plays
     assert scripts["regression"].warm_start
     assert not scripts["epochs"].warm_start
     assert scripts["regression"].actions == ("continuous",)
@@ -437,6 +445,20 @@ def test_an_interpreter_without_pyrallis_is_refused_with_the_command_that_instal
 
     assert refused["dependency:pyrallis"].remedy == f"{bare_python} -m pip install 'pyrallis'"
     assert set(refused) == {f"dependency:{name}" for name in ("gymnasium", "h5py", "numpy", "pyrallis", "torch")}
+
+
+def test_a_script_for_jax_is_refused_without_jax_and_with_one_that_lacks_a_function(home, machine):
+    without = _only_refusal(_spec(script="accelerated"), machine)
+    script = read_corl_script(CHECKOUT / "algorithms" / "offline" / "accelerated.py")
+    (later,) = jax_findings(script, Interpreter("python", "as given"), Probe(packages={"jax": "0.10.2"}))
+    earlier = list(jax_findings(script, Interpreter("python", "as given"), Probe(packages={"jax": "0.4.35"})))
+
+    assert without.check == "dependency:jax"
+    assert "is not installed" in without.text
+    assert later.level == "refused"
+    assert "calls jax.tree_map, which jax 0.10.2 does not have" in later.text
+    assert "jax==0.4.35" in later.remedy
+    assert earlier == []
 
 
 def test_a_long_run_on_a_cpu_and_a_run_without_an_evaluation_are_warned_about(home, machine):

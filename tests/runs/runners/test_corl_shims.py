@@ -107,7 +107,7 @@ def test_losses_are_averaged_and_evaluations_are_written_at_once(run_code):
 import numpy, wandb
 wandb.init(config={})
 for step in range(1, 9):
-    wandb.log({"loss": numpy.float32(step), "text": "x", "image": [1]}, step=step)
+    wandb.log({"loss": numpy.array([step]), "text": "x", "image": numpy.zeros((2, 2))}, step=step)
     if step == 6:
         wandb.log({"eval_score": float("nan")}, step=step)
 wandb.log({"loss": float("inf")}, step=9)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from palaestra.runs.checkpoints.pickle_scan import scan
+from palaestra.runs.process.interpreter import Interpreter, Probe
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.corl.offline_data import OfflineData
 from palaestra.runs.runners.corl.script import CorlScript
@@ -106,6 +107,16 @@ def _estimate_checkpoint_bytes(values: Mapping[str, object], data: OfflineData) 
     networks = 2 + (critics if isinstance(critics, int) else 2)
     inputs = sum(sum(space.shape or ()) for space in (data.dataset.observation_space, data.dataset.action_space))
     return networks * (inputs * _HIDDEN + 2 * _HIDDEN * _HIDDEN) * _BYTES_PER_PARAMETER
+
+
+def jax_findings(script: CorlScript, interpreter: Interpreter, probed: Probe) -> Iterator[Finding]:
+    """Whether JAX still has a function that the scripts for it call."""
+    if "jax" not in script.imports or not probed.at_least("jax", 0, 6):
+        return
+    if "jax.tree_map(" in script.path.read_text(encoding="utf-8"):
+        text = f"{script.path.name} calls jax.tree_map, which jax {probed.packages['jax']} does not have"
+        remedy = f"{interpreter.path} -m pip install 'jax==0.4.35' 'flax<0.10.3' 'optax<0.2.5' 'chex<0.1.90'"
+        yield Finding("dependency:jax", "refused", text, remedy)
 
 
 def warm_start_findings(script: CorlScript, spec: RunSpec) -> Iterator[Finding]:

@@ -44,7 +44,7 @@ from palaestra.runs.runner import (
     StdoutLines,
 )
 from palaestra.runs.runners.corl.catalogue import can_act, describe_corl_scripts
-from palaestra.runs.runners.corl.checks import run_findings, tracking_findings, warm_start_findings
+from palaestra.runs.runners.corl.checks import jax_findings, run_findings, tracking_findings, warm_start_findings
 from palaestra.runs.runners.corl.offline_data import VARIABLE, OfflineData, dataset_findings, load_offline_data
 from palaestra.runs.runners.corl.script import CorlScript, build_corl_flags, read_base_config, read_corl_script
 from palaestra.runs.runners.script_arguments import argument_schema, check_values, leaves_directory
@@ -187,6 +187,7 @@ class CorlRunner:
             *(cuda_findings(interpreter, probed) if spec.gpus else []),
             *request.findings,
             *run_findings(request.script, request.all_values, data, machine, on_gpu=spec.gpus > 0),
+            *jax_findings(request.script, interpreter, probed),
             *warm_start_findings(request.script, spec),
             *tracking_findings(spec, machine),
         ]

@@ -27,6 +27,8 @@ _OTHER_NAMES = {
     "eval/normalized_score_mean": SCORE,
     "eval/eval_score": RETURN,
     "eval/reward_mean": RETURN,
+    "eval/return_mean": RETURN,
+    "eval/return_std": "eval/reward_std",
 }
 """What some scripts call them. Those that log no return only print it."""
 _EPISODE = "train/episode_return"
@@ -113,9 +115,9 @@ class MetricWriter:
             self._first_step = step if self._first_step is None else self._first_step
             return step + 1 if self._first_step == 0 else step
         updates, log_every = self._config.get("num_updates_on_epoch"), self._config.get("log_every")
-        if updates is None or log_every is None or "epoch" not in numbers:
+        if updates is None or "epoch" not in numbers:
             return self._step + 1
-        if _is_evaluation(numbers):
+        if log_every is None or _is_evaluation(numbers):
             return (int(numbers["epoch"]) + 1) * int(updates)
         self._rows += 1
         return (self._rows - 1) * int(log_every) + 1
@@ -142,12 +144,12 @@ def _is_evaluation(numbers: dict[str, float]) -> bool:
 
 
 def _to_number(value: Any) -> float | None:
-    """A scalar of Python, numpy or torch as a float; None for anything else."""
+    """A number, or an array of numpy, torch or JAX with one number, as a float; None for anything else."""
     if isinstance(value, (str, bytes, dict, list, tuple)) or value is None:
         return None
     try:
-        return float(value)
-    except (TypeError, ValueError):
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError):
         return None
 
 
