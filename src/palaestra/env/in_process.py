@@ -80,6 +80,10 @@ class InProcessEnv(MethodForwarding):
         remaining = iter(envs)
         return cls(lambda: next(remaining), len(envs))
 
+    def unwrapped_env(self, index: int) -> tuple[GymEnv, int]:
+        """An environment without Gymnasium's outermost wrappers, and its time limit."""
+        return self._envs[index], self._limits[index]
+
     def reset(self, seed: int, row: StepRow) -> None:
         """Start new episodes. Each environment gets its own seed, derived from `seed`."""
         self._num_steps, self._history, self._history_from = 0, [], 0
