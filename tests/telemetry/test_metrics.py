@@ -14,7 +14,7 @@ behaviour_weight_max behaviour_weight_capped reference_kl advantage_mean replay_
 episodes_per_second inference_utilisation environment_failures unreadable_share truncated_share dropped_stale
 sampler_restarts refused_weights refused_temperature refused_text refused_group unchecked_share
 q_mean exploration gradient_steps gradient_steps_per_second replay_size eval_normalized_score
-temperature temperature_grad_norm value_network_grad_norm imitation_loss expectile_loss
+temperature temperature_grad_norm value_network_grad_norm imitation_loss expectile_loss td_error value_max
 """
 
 

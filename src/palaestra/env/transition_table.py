@@ -41,6 +41,7 @@ class TransitionTable:
         """The table of a single environment in this process; None if it has none, or its steps depend on more."""
         if not isinstance(env, InProcessEnv) or env.num_envs != 1:
             return None
+        world: Any
         world, limit = env.unwrapped_env(0)
         # Exactly these classes and no wrapper: a subclass or a wrapper may do more than its table says.
         if type(world) not in (FrozenLakeEnv, CliffWalkingEnv, TaxiEnv) or getattr(world, "fickle_passenger", False):

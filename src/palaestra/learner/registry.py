@@ -15,11 +15,20 @@ from palaestra.learner.transitions.algorithm import TransitionAlgorithm
 from palaestra.learner.transitions.dqn import DQN
 from palaestra.learner.transitions.offline import BC, IQL, TD3BC
 from palaestra.learner.transitions.sac import SAC
+from palaestra.learner.transitions.tabular import TabularQLearning, TabularSarsa
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "rollouts": {"ppo": PPO},
     "trajectories": {"rejection_sampling": RejectionSampling, "grpo": GRPO, "ppo": TrajectoryPPO},
-    "transitions": {"dqn": DQN, "sac": SAC, "iql": IQL, "td3_bc": TD3BC, "bc": BC},
+    "transitions": {
+        "dqn": DQN,
+        "sac": SAC,
+        "iql": IQL,
+        "td3_bc": TD3BC,
+        "bc": BC,
+        "q_learning": TabularQLearning,
+        "sarsa": TabularSarsa,
+    },
 }
 BASES: dict[str, Any] = {
     "rollouts": RolloutAlgorithm,

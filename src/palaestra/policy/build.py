@@ -14,11 +14,13 @@ from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import Device, choose_device, move_to
 from palaestra.policy.off_policy import TRANSITION_POLICIES, TransitionPolicy
+from palaestra.policy.tabular import TabularPolicy
 from palaestra.policy.vla.conformance import check_vla_model
 from palaestra.policy.vla.loading import load_vla_model
 from palaestra.policy.vla.policy import VLAPolicy, check_action_space
 
-POLICIES: dict[str, type[nn.Module]] = {"actor_critic": ActorCritic, "vla": VLAPolicy, **TRANSITION_POLICIES}
+_TRANSITION_POLICIES: dict[str, type[TransitionPolicy]] = {**TRANSITION_POLICIES, TabularPolicy.name: TabularPolicy}
+POLICIES: dict[str, type[nn.Module]] = {"actor_critic": ActorCritic, "vla": VLAPolicy, **_TRANSITION_POLICIES}
 
 
 def build_policy(
@@ -42,8 +44,8 @@ def build_policy(
             reason = "a pretrained model receives observations as they are"
             raise ConfigError("env.normalize_observation", True, reason, "Set env.normalize_observation=false")
         return _build_vla_policy(config, observation_space, action_space, seed, pretrained, chosen)
-    if config.name in TRANSITION_POLICIES:
-        return TRANSITION_POLICIES[config.name](
+    if config.name in _TRANSITION_POLICIES:
+        return _TRANSITION_POLICIES[config.name](
             observation_space,
             action_space,
             config,

@@ -1,6 +1,8 @@
-"""The first steps of a new user: play CartPole, train an agent in it, watch the agent."""
+"""The first steps of a new user: play CartPole, train an agent in it, watch the agent; see what a table has learned."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
@@ -14,6 +16,7 @@ from palaestra.studio.request import Requests
 from palaestra.studio.run_browser import RunBrowser
 
 ENVIRONMENT = "CartPole-v1"
+LAKE, LAKE_ALGORITHM = "FrozenLake8x8-v1", "q_learning"
 _DONE = "first_steps_done"
 
 
@@ -32,7 +35,8 @@ class FirstSteps(Revised):
         self._requests, self._settings = requests, settings
         self._session, self._browser, self._library = session, browser, library
         self.has_played = self.has_watched = False
-        self.run_id = ""
+        self.run_id = self.lake_run_id = ""
+        self.has_seen_lake = False
         browser.on_run_changed.append(self._follow)
 
     @property
@@ -51,6 +55,11 @@ class FirstSteps(Revised):
         run = self.run
         return run is not None and run.phase is Phase.SUCCEEDED
 
+    @property
+    def lake_run(self) -> RunRecord | None:
+        """The run in the frozen lake."""
+        return self._browser.runs.get(self.lake_run_id) if self.lake_run_id else None
+
     def play(self) -> None:
         """Play CartPole."""
         self._session.choose_environment(ENVIRONMENT)
@@ -61,16 +70,32 @@ class FirstSteps(Revised):
 
     def train(self) -> None:
         """Train PPO in CartPole, with the recommended settings."""
+
+        def receive(record: RunRecord) -> None:
+            self.run_id = record.run_id
+
+        self._launch(ENVIRONMENT, "ppo", "first-cartpole", receive)
+
+    def train_lake(self) -> None:
+        """Train Q-learning in the frozen lake; its policy acts as soon as it is trained."""
+
+        def receive(record: RunRecord) -> None:
+            self.lake_run_id = record.run_id
+
+        self._launch(LAKE, LAKE_ALGORITHM, "first-lake", receive)
+
+    def _launch(self, env_id: str, script: str, name: str, launched: Callable[[RunRecord], None]) -> None:
         spec = RunSpec(
-            env_id=ENVIRONMENT,
-            name="first-cartpole",
-            config=starting_point("palaestra", ENVIRONMENT),
+            env_id=env_id,
+            script=script,
+            name=name,
+            config=starting_point("palaestra", env_id, script),
             nice=10,
             invoked_from=self._requests.service_directory,
         )
 
         def receive(record: RunRecord) -> None:
-            self.run_id = record.run_id
+            launched(record)
             self._browser.runs.update(record)
             self._browser.show(record.run_id)
             self.touch()
@@ -79,13 +104,15 @@ class FirstSteps(Revised):
 
     def watch(self) -> None:
         """Let the trained policy act."""
-        run_id = self.run_id
-        self._session.choose_environment(ENVIRONMENT)
+        self._watch(self.run_id, ENVIRONMENT)
+
+    def _watch(self, run_id: str, env_id: str) -> None:
+        self._session.choose_environment(env_id)
 
         def receive(checkpoints: list) -> None:  # type: ignore[type-arg]
             if checkpoints:
                 self._library.activate(checkpoints[0].checkpoint_id)
-                self.has_watched = True
+                self.has_watched |= run_id == self.run_id
                 self.dismiss()
             else:
                 self._requests.notices.add("warning", f"{run_id} has no checkpoint.")
@@ -98,5 +125,8 @@ class FirstSteps(Revised):
         self.touch()
 
     def _follow(self, record: RunRecord) -> None:
-        if record.run_id == self.run_id:
+        if record.run_id in (self.run_id, self.lake_run_id):
             self.touch()
+        if record.run_id == self.lake_run_id and record.phase is Phase.SUCCEEDED and not self.has_seen_lake:
+            self.has_seen_lake = True
+            self._watch(record.run_id, LAKE)

@@ -31,12 +31,14 @@ from palaestra.learner.transitions.learner import TransitionLearner
 from palaestra.policy.compiled import device_notices
 from palaestra.policy.off_policy import TransitionPolicy
 from palaestra.policy.storage import load_weights, policy_bytes
+from palaestra.policy.tabular import TabularPolicy
 from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
 from palaestra.train.config import RunConfig, make_algorithm
 from palaestra.train.evaluation import evaluate_during_training, make_env_and_policy
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
+from palaestra.train.tabular import TabularTraining
 from palaestra.transport.dataset_source import DatasetSource
 from palaestra.transport.weights import SharedWeights
 
@@ -225,11 +227,13 @@ def load_columns(dataset: Dataset, policy: Any) -> Arrays:
     }
 
 
-def build_transition_training(config: RunConfig) -> TransitionTraining:
+def build_transition_training(config: RunConfig) -> TransitionTraining | TabularTraining:
     """The components of a configuration; the caller closes `env`."""
     env, policy = make_env_and_policy(config)
     try:
         _check_policy(policy)
+        if isinstance(policy, TabularPolicy):
+            return TabularTraining(config, make_algorithm(config.algorithm, "transitions"), policy, env)
         return TransitionTraining(config, policy, env, open_dataset(config, env))
     except BaseException:
         env.close()

@@ -89,10 +89,11 @@ class TrainingProgress:
         """Means and extremes over the latest episodes."""
         metrics: dict[str, float] = {}
         if self.returns:
-            metrics["episode_return"] = float(np.mean(self.returns))
-            metrics["episode_return_min"] = float(np.min(self.returns))
-            metrics["episode_return_max"] = float(np.max(self.returns))
-            metrics["episode_length"] = float(np.mean(self.lengths))
+            returns = np.array(self.returns)
+            metrics["episode_return"] = float(returns.mean())
+            metrics["episode_return_min"] = float(returns.min())
+            metrics["episode_return_max"] = float(returns.max())
+            metrics["episode_length"] = sum(self.lengths) / len(self.lengths)
         if self.successes:
             metrics["success_rate"] = float(np.mean(self.successes))
         return metrics

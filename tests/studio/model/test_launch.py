@@ -423,6 +423,21 @@ def test_the_recommended_settings_are_those_of_the_example_configs():
         assert starting_point("palaestra", env_id) == config, env_id
 
 
+def test_the_recommended_settings_of_tables_are_those_of_the_example_configs():
+    configs = [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "configs" / "tabular").glob("*.yaml"))]
+    assert len(configs) == 4
+
+    for config in configs:
+        env_id, script = config["env"].pop("id"), config["algorithm"]["name"]
+        assert starting_point("palaestra", env_id, script) == config, (env_id, script)
+
+
+def test_settings_of_another_algorithm_are_not_recommended():
+    assert starting_point("palaestra", "CartPole-v1", "ppo")["algorithm"]["name"] == "ppo"
+    assert starting_point("palaestra", "CartPole-v1", "dqn") == {"trainer": {"total_timesteps": 200_000}}
+    assert starting_point("palaestra", "CartPole-v1", "sarsa") == {"trainer": {"total_timesteps": 500_000}}
+
+
 def test_there_is_no_recommendation_before_the_form_or_for_another_runner(model):
     model.choose_runner("cleanrl")
     assert not model.start_from("CartPole-v1")

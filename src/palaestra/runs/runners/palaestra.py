@@ -96,6 +96,22 @@ SCRIPTS = (
         warm_start=True,
     ),
     ScriptInfo(
+        name="q_learning",
+        title="Q-learning",
+        description="A table of action values, for numbered states and actions: seconds in FrozenLake and the like.",
+        actions=("discrete",),
+        plays=True,
+        warm_start=True,
+    ),
+    ScriptInfo(
+        name="sarsa",
+        title="SARSA",
+        description="As Q-learning, but values what it really does, exploration included.",
+        actions=("discrete",),
+        plays=True,
+        warm_start=True,
+    ),
+    ScriptInfo(
         name="grpo",
         title="GRPO",
         description="Compares the episodes of a group that begins on the same screen; needs no value network.",

@@ -199,7 +199,7 @@ class LaunchModel(Revised):
 
     def start_from(self, env_id: str) -> bool:
         """Enter the recommended settings for an environment; whether there are some."""
-        values = starting_point(self.runner, env_id)
+        values = starting_point(self.runner, env_id, self.script)
         if not values or not self.draft.has_schema:
             return False
         self.load_values(values)
@@ -379,7 +379,11 @@ def _starting_points() -> dict[str, dict[str, dict[str, Any]]]:
     return points
 
 
-def starting_point(runner: str, env_id: str) -> dict[str, Any]:
-    """Recommended settings of a runner for an environment; empty when there are none."""
-    known = _starting_points().get(runner, {})
-    return known.get(env_id) or known.get("*", {})
+def starting_point(runner: str, env_id: str, script: str = "") -> dict[str, Any]:
+    """Recommended settings of a runner and script for an environment; empty when there are none."""
+    points = _starting_points()
+    known = points.get(f"{runner}/{script}") or points.get(runner, {})
+    values = known.get(env_id, {})
+    if script and values.get("algorithm", {}).get("name", script) != script:
+        values = {}  # those of another algorithm
+    return values or known.get("*", {})

@@ -21,9 +21,10 @@ from palaestra.env.spaces import ObservationLayout
 from palaestra.errors import ConfigError, PalaestraError
 from palaestra.files.checkpoint import checkpoint_kind
 from palaestra.learner.checkpoint import load_checkpoint
-from palaestra.policy.distribution import Categorical
+from palaestra.policy.distribution import Categorical, EpsilonGreedy
 from palaestra.policy.network import eval_mode
 from palaestra.policy.storage import load_weights
+from palaestra.policy.tabular import TabularPolicy
 from palaestra.policy.vlm.sampler import LocalSampler, ReplyRequest, SampledReply
 from palaestra.runs.play.protocol import Message, MessageBuffer, pack
 from palaestra.runs.process.probe import space_json
@@ -83,7 +84,8 @@ class VectorPolicy:
     def describe(self) -> dict[str, Any]:
         """The spaces of its environment."""
         # Observations are stored as float32, so the environment's own dtype is not known here.
-        return {"action_space": self._spaces["action_space"], "notes": []}
+        about = {"action_space": self._spaces["action_space"], "notes": []}
+        return about | ({"q_table": self._policy.array.tolist()} if isinstance(self._policy, TabularPolicy) else {})
 
     def begin(self, instruction: str, seed: int) -> None:
         """Seed the sampling of actions."""
@@ -105,6 +107,8 @@ class VectorPolicy:
             if isinstance(distribution, Categorical) and distribution.num_parameters <= _MAX_PROBABILITIES:
                 parameters = distribution.apply_mask(self._policy(observation)[0], masks)
                 outputs["probabilities"] = parameters.softmax(-1)[0].tolist()
+            elif isinstance(distribution, EpsilonGreedy) and distribution.num_parameters <= _MAX_PROBABILITIES:
+                outputs["q_values"] = self._policy(observation)[0][0].tolist()
         action = np.asarray(distribution.to_env(acted.action.numpy()))[0].tolist()
         return {"action": action, "chunk": self._is_chunk, "outputs": outputs}
 
