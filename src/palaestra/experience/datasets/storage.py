@@ -34,6 +34,8 @@ METADATA, MAIN = "metadata.json", "main_data.hdf5"
 _AGAIN = "Create, import or download it again"
 _SCALARS = {"rewards": np.float32, "terminations": np.bool_, "truncations": np.bool_}
 _MIN_IMAGE = 32
+_ALWAYS_FITS = 2**24
+"""Arrays up to this many bytes are read without asking for the limit of memory, which takes longer than reading."""
 
 
 class TransitionArrays(NamedTuple):
@@ -79,6 +81,8 @@ class ArrayLayout:
         self.observations = observation_leaves(observation_space)
         self.action = action_leaf(action_space)
         self.is_dict = isinstance(observation_space, spaces.Dict)
+        number = spaces.Box(-np.inf, np.inf)
+        self._scalars = [Leaf(name, number, (), np.dtype(dtype)) for name, dtype in _SCALARS.items()]
 
     @property
     def step_bytes(self) -> int:
@@ -100,9 +104,8 @@ class ArrayLayout:
             name = f"observations[{leaf.name!r}]" if leaf.name else "observations"
             arrays.append(_convert(episode.observations.get(leaf.name), leaf, T + 1, f"{place}.{name}"))
         arrays.append(_convert(episode.actions, self.action, T, f"{place}.actions"))
-        for name, values in zip(_SCALARS, (episode.rewards, episode.terminated, episode.truncated), strict=True):
-            leaf = Leaf(name, spaces.Box(-np.inf, np.inf), (), np.dtype(_SCALARS[name]))
-            arrays.append(_convert(values, leaf, T, f"{place}.{name}"))
+        for leaf, values in zip(self._scalars, (episode.rewards, episode.terminated, episode.truncated), strict=True):
+            arrays.append(_convert(values, leaf, T, f"{place}.{leaf.name}"))
         return arrays
 
 
@@ -192,6 +195,7 @@ class EpisodeFile:
         self._names = layout.names()
         self._rows: list[list[int]] = []
         self.num_steps = 0
+        self._kinds: dict[np.dtype[Any], Any] = {}
         h5p = self._h5py.h5p
         self._link_creation = h5p.create(h5p.LINK_CREATE)
         self._link_creation.set_create_intermediate_group(True)
@@ -216,7 +220,9 @@ class EpisodeFile:
         self._write_attribute(group, b"total_steps", len(episode))
         row = [len(episode)]
         for name, array in zip(self._names, arrays, strict=True):
-            kind = h5t.py_create(array.dtype, logical=True)
+            kind = self._kinds.get(array.dtype)
+            if kind is None:
+                kind = self._kinds[array.dtype] = h5t.py_create(array.dtype, logical=True)
             shape = h5s.create_simple(array.shape)
             dataset = h5d.create(group, name.encode(), kind, shape, self._creation, self._link_creation)
             dataset.write(h5s.ALL, h5s.ALL, array)
@@ -336,40 +342,58 @@ def read_episode(file: Any, layout: ArrayLayout, number: int) -> Episode:
 
 def read_array(file: Any, name: str, leaf: Leaf | None = None) -> Array:
     """An array of an HDF5 file that lies in this file and holds plain numbers; otherwise `DatasetError`."""
-    dataset = find_array(file, name)
-    if leaf is not None and _is_jpeg(dataset, leaf):
-        raise DatasetError(name, str(dataset.dtype), "holds JPEG pictures, which are lossy", "Use an uncompressed set")
-    if dataset.dtype.kind not in "biuf":
-        raise DatasetError(name, str(dataset.dtype), "is not an array of numbers", "Convert it to numbers")
-    size = math.prod(dataset.shape) * dataset.dtype.itemsize
-    if size > memory_limit():
+    dataset = _find_array(file, name)
+    shape, dtype = dataset.shape, dataset.dtype
+    if leaf is not None and _is_jpeg(shape, leaf):
+        raise DatasetError(name, str(dtype), "holds JPEG pictures, which are lossy", "Use an uncompressed dataset")
+    if dtype.kind not in "biuf":
+        raise DatasetError(name, str(dtype), "is not an array of numbers", "Convert it to numbers")
+    size = math.prod(shape) * dtype.itemsize
+    if size > _ALWAYS_FITS and size > memory_limit():
         reason = f"has {format_bytes(size)}, more than the memory of this machine"
-        raise DatasetError(name, list(dataset.shape), reason, "Use a smaller file, or a machine with more memory")
+        raise DatasetError(name, list(shape), reason, "Use a smaller file, or a machine with more memory")
+    h5s = import_h5py().h5s
     try:
-        array: Array = dataset[()]
+        array: Array = np.empty(shape, dtype)
+        if size:
+            dataset.read(h5s.ALL, h5s.ALL, array)
     except (OSError, ValueError, MemoryError) as error:
-        raise DatasetError(name, str(file.filename), f"cannot be read ({_first_line(error)})", _AGAIN) from None
+        raise DatasetError(name, _file_name(file), f"cannot be read ({_first_line(error)})", _AGAIN) from None
     return array
 
 
-def find_array(file: Any, name: str) -> Any:
-    """The HDF5 dataset with this name. Links and layouts that lead to other files are refused before they are read."""
+def _find_array(file: Any, name: str) -> Any:
+    """The low-level HDF5 dataset. Links and layouts that lead to other files are refused before they are followed."""
     h5py = import_h5py()
-    place, path = file, ""
-    for part in name.split("/"):
-        path = f"{path}/{part}".lstrip("/")
-        if not isinstance(place, h5py.Group) or not has_link(place, part):
-            raise DatasetError(name, str(file.filename), f"has no {path}", "Check that it is a complete dataset")
-        if not isinstance(place.get(part, getlink=True), h5py.HardLink):
-            raise DatasetError(name, str(file.filename), f"{path} is a link", "Copy the data into one file: h5repack")
-        place = place[part]
-    if not isinstance(place, h5py.Dataset):
-        raise DatasetError(name, str(file.filename), "is a group, not an array", "Check that it is a complete dataset")
-    properties = place.id.get_create_plist()
-    if place.is_virtual or properties.get_external_count():
+    complete = "Check that it is a complete dataset"
+    try:
+        place, parts = file.id, name.split("/")
+        for number, part in enumerate(parts, 1):
+            links, key = place.links, part.encode()
+            path = "/".join(parts[:number])
+            if not links.exists(key):
+                raise DatasetError(name, _file_name(file), f"has no {path}", complete)
+            if links.get_info(key).type != h5py.h5l.TYPE_HARD:
+                remedy = "Copy the data into one file: h5repack"
+                raise DatasetError(name, _file_name(file), f"{path} is a link", remedy)
+            place = h5py.h5o.open(place, key)
+            is_group = isinstance(place, h5py.h5g.GroupID)
+            if is_group == (number == len(parts)):
+                kind = "a group, not an array" if is_group else "not a group"
+                raise DatasetError(name, _file_name(file), f"{path} is {kind}", complete)
+    except (KeyError, OSError, RuntimeError) as error:
+        raise DatasetError(name, _file_name(file), f"cannot be read ({_first_line(error)})", _AGAIN) from None
+    if not isinstance(place, h5py.h5d.DatasetID):
+        raise DatasetError(name, _file_name(file), "is not an array", complete)
+    properties = place.get_create_plist()
+    if properties.get_layout() == h5py.h5d.VIRTUAL or properties.get_external_count():
         reason = "its data lies in other files"
-        raise DatasetError(name, str(file.filename), reason, "Copy the data into one file: h5repack")
+        raise DatasetError(name, _file_name(file), reason, "Copy the data into one file: h5repack")
     return place
+
+
+def _file_name(file: Any) -> str:
+    return str(file.filename)
 
 
 def has_link(group: Any, name: str) -> bool:
@@ -377,9 +401,9 @@ def has_link(group: Any, name: str) -> bool:
     return bool(group.id.links.exists(name.encode()))
 
 
-def _is_jpeg(dataset: Any, leaf: Leaf) -> bool:
+def _is_jpeg(shape: tuple[int, ...], leaf: Leaf) -> bool:
     is_image = leaf.dtype == np.uint8 and len(leaf.shape) in (2, 3) and min(leaf.shape[:2]) >= _MIN_IMAGE
-    return is_image and tuple(dataset.shape[1:]) != leaf.shape
+    return is_image and shape[1:] != leaf.shape
 
 
 def _first_line(error: BaseException) -> str:
