@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -82,14 +83,12 @@ def verify_command(
     root = Home.default().datasets
     if bool(names) == everything:
         raise ConfigError("dataset", names or [], "nothing to verify", "Give dataset ids, or --all")
-    results = []
-    for name in [row.dataset_id for row in list_datasets(root)] if everything else names or []:
+    rows, results = list_datasets(root), []
+    selected = rows if everything else [_find_row(name, rows) for name in dict.fromkeys(names or ())]
+    for name in [row.dataset_id for row in selected]:
         try:
-            dataset = find_dataset(name, root)
-            problem, sha256 = "", dataset.sha256
+            problem, sha256 = "", find_dataset(name, root).sha256
         except DatasetError as error:
-            if not everything and not (root / name / "data").is_dir():
-                raise
             problem, sha256 = f"{error.reason}. {error.remedy}", ""
         results.append({"dataset_id": name, "fits": not problem, "problem": problem, "sha256": sha256})
         if not as_json:
@@ -280,7 +279,9 @@ def prune_command(
     )
 
 
-def _find_row(name: str, rows: list[DatasetSummary], users: dict[str, list[str]]) -> DatasetSummary:
+def _find_row(
+    name: str, rows: list[DatasetSummary], users: Mapping[str, list[str]] = MappingProxyType({})
+) -> DatasetSummary:
     from palaestra.config import suggest_name
 
     row = next((row for row in rows if row.dataset_id == name), None)

@@ -292,6 +292,14 @@ def test_a_dataset_that_does_not_fit_into_memory_is_refused_with_the_numbers(tmp
         dataset.load_transitions()
 
 
+def test_a_renamed_directory_is_refused_under_its_new_name(tmp_path):
+    os.rename(make_dataset(tmp_path).path, tmp_path / "other-v0")
+    with pytest.raises(DatasetError, match="was renamed: its manifest says count/up-v0"):
+        find_dataset("other-v0", tmp_path)
+    (row,) = list_datasets(tmp_path)
+    assert (row.dataset_id, row.state) == ("other-v0", "damaged")
+
+
 def test_a_copy_of_the_directory_can_be_opened_by_its_path(tmp_path):
     dataset = make_dataset(tmp_path / "here")
     shutil.copytree(dataset.path, tmp_path / "copy")

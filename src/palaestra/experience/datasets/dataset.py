@@ -143,10 +143,19 @@ def find_dataset(name: str, root: Path) -> Dataset:
         raise DatasetError(_PLACE, name, "has no manifest, so its files cannot be verified", remedy)
     check_digests(directory, manifest)
     dataset = read_dataset(directory, manifest)
-    remember_verified(root, directory, manifest)
+    if directory.is_relative_to(root):
+        _check_place(manifest, directory.relative_to(root).as_posix())
+        remember_verified(root, directory, manifest)
     with contextlib.suppress(OSError):
         os.utime(directory / MANIFEST)
     return dataset
+
+
+def _check_place(manifest: Manifest, dataset_id: str) -> None:
+    if manifest.dataset_id != dataset_id:
+        # Minari refuses it as well.
+        reason = f"its directory was renamed: its manifest says {manifest.dataset_id}"
+        raise DatasetError(_PLACE, dataset_id, reason, "Rename the directory, or import it under its own name")
 
 
 def list_datasets(root: Path) -> list[DatasetSummary]:
@@ -166,6 +175,7 @@ def summarize(directory: Path, root: Path) -> DatasetSummary:
         if manifest is None:
             problem = "it has no manifest; adopt it with: palaestra datasets import"
             return DatasetSummary(**facts, state="unverified", problem=problem)
+        _check_place(manifest, dataset_id)
         check_sizes(directory, manifest)
     except DatasetError as error:
         return DatasetSummary(**facts, state="damaged", problem=error.reason)
@@ -343,14 +353,9 @@ def new_directory(root: Path, dataset_id: str) -> Iterator[Path]:
         remove_stale_files(target.parent)
         with atomic_directory(target) as directory:
             yield directory
-    except FileExistsError:  # another process was faster
-        raise _exists_error(dataset_id) from None
-    except OSError as error:
-        if error.errno == errno.ENOTEMPTY:
+    except BaseException as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another one was faster
             raise _exists_error(dataset_id) from None
-        _remove_empty(target.parent, existing)
-        raise
-    except BaseException:
         _remove_empty(target.parent, existing)
         raise
     manifest = read_manifest(target)

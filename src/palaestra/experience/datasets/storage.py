@@ -147,7 +147,7 @@ def open_hdf5(path: Path, place: str = "dataset") -> Iterator[Any]:
         file = h5py.File(path, "r", locking=False)
     except OSError as error:
         reason = f"{path.name} is not an HDF5 file that can be read ({_first_line(error)})"
-        raise DatasetError(place, str(path), reason, _AGAIN) from None
+        raise DatasetError(place, str(path), reason, "Check the path, or " + _AGAIN.lower()) from None
     with file:
         yield file
 

@@ -67,7 +67,11 @@ class ScriptedBehaviour(_MemorylessBehaviour):
     """Acts by a function `observation -> action` of the user, called for one environment at a time."""
 
     def __init__(self, address: str, space: Space) -> None:
-        function = import_address(address, place="--policy") if ":" in address else None
+        try:
+            function = import_address(address, place="--policy") if ":" in address else None
+        except ConfigError as error:
+            remedy = "Check the address; PYTHONPATH=. finds modules of the current directory"
+            raise ConfigError("--policy", address, error.reason, remedy) from None
         if not callable(function):
             remedy = "Write random, or the address of a function: package.module:function"
             raise ConfigError("--policy", address, "is neither 'random' nor a function", remedy)
