@@ -51,7 +51,7 @@ def _create(name, env, steps=300, **kwargs):
         score_episodes=2,
         expert_score=100.0,
     )
-    collect_dataset(Home.default().datasets, plan)
+    collect_dataset(Home.default(), plan)
 
 
 def _config(name, dataset="pendulum/random-v0", algorithm=None, trainer=None, **sections):

@@ -8,8 +8,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-import gymnasium
-import numpy as np
 import pytest
 from tests.runs.runners.conftest import make_paths, run, start
 from tests.runs.runners.corl_data import EPISODES, STEPS, write_dataset
@@ -18,7 +16,6 @@ from palaestra.experience.datasets import find_dataset
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
-from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
 from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.phase import Phase
 from palaestra.runs.process.interpreter import Interpreter, Probe
@@ -259,24 +256,6 @@ def test_a_warm_start_begins_with_the_saved_weights(home, trained, paths, machin
 
 
 @needs_pyrallis
-def test_a_warm_start_from_another_script_or_environment_is_refused(own_home, trained, machine):
-    _, plan, _, _ = trained
-    (first,), (second,) = plan.cwd.glob("models/*/checkpoint_49.pt"), plan.cwd.glob("models/*/checkpoint_99.pt")
-    other = import_checkpoint(own_home, first, Provenance(agent_id="corl/iql", env_id="Pendulum-v1"))
-    own = import_checkpoint(own_home, second, Provenance(agent_id="corl/regression", env_id="Pendulum-v1"))
-
-    refused = _only_refusal(_short(warm_start=other.path), machine)
-    accepted = _findings(_short(warm_start=own.path), machine)
-    import_checkpoint(own_home, second, Provenance(agent_id="corl/regression", env_id="Hopper-v5"))
-    elsewhere = _only_refusal(_short(warm_start=own.path), machine)
-
-    assert refused.check == elsewhere.check == "warm_start"
-    assert "was saved by corl/iql, this is corl/regression" in refused.text
-    assert "it was trained in Hopper-v5, this is Pendulum-v1" in elsewhere.text
-    assert accepted["warm_start"].level == "ok"
-
-
-@needs_pyrallis
 def test_sigterm_ends_a_run(home, paths, machine):
     config = {"num_epochs": 10**9, "eval_every": 1000, "log_every": 10**9}
     plan = CorlRunner().plan(_spec(script="epochs", config=config), paths, machine)
@@ -431,19 +410,9 @@ def test_a_dataset_whose_environment_has_other_spaces_here_is_refused(own_home, 
     refused = _only_refusal(_spec(), machine)
 
     assert refused.check == "dataset"
-    assert "does not fit MountainCarContinuous-v0: its observations are 3 float, there they are 2 float" in (
+    assert "does not fit MountainCarContinuous-v0: its observations are 3 float32, there they are 2 float32" in (
         refused.text
     )
-
-
-def test_a_dataset_holds_the_numbers_of_its_environment_in_another_precision(own_home, machine):
-    # The observations of HalfCheetah are float64, and datasets hold float32.
-    box = gymnasium.spaces.Box(-np.inf, np.inf, (17,), np.float32)
-    write_dataset(own_home.datasets, "cheetah/random-v0", "HalfCheetah-v5", observation_space=box)
-
-    findings = CorlRunner().preflight(_spec(config={"dataset": "cheetah/random-v0"}), machine)
-
-    assert [finding for finding in findings if finding.level == "refused"] == []
 
 
 def test_w_and_b_without_credentials_is_refused_with_both_remedies(home, machine, tmp_path):

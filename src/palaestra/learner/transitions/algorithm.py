@@ -15,6 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from palaestra.config import Section, parse_section
+from palaestra.errors import NonFiniteError
 from palaestra.experience.replay import TransitionBatch
 from palaestra.learner.adam import Adam
 
@@ -46,6 +47,9 @@ class TransitionConfig(Section):
     """The gradient of each network is clipped to this norm. null: no clipping."""
     adam_eps: float = Field(default=1e-8, gt=0, le=1)
     """Epsilon of Adam."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the products of large matrices in updates without autograd. `bfloat16` is faster on CPUs that
+    support it; weights, optimiser, first and last layers stay float32."""
 
 
 class StepLoss(NamedTuple):
@@ -154,3 +158,11 @@ def decay(schedule: str, progress: float) -> float:
     if schedule == "linear":
         return max(1.0 - progress, 1e-6)
     return max(0.5 * (1.0 + math.cos(math.pi * progress)), 1e-6) if schedule == "cosine" else 1.0
+
+
+def non_finite_gradient(group: str, step: int) -> NonFiniteError:
+    """The error for a gradient of the minibatch `step` of an update."""
+    return NonFiniteError(
+        f"the gradient of {group} is not finite at gradient step {step + 1} of this update. "
+        "Lower algorithm.learning_rate, or check the rewards and observations."
+    )

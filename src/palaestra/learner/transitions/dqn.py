@@ -13,7 +13,10 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from palaestra.learner.adam import Adam
 from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig
+from palaestra.learner.transitions.compiled import CompiledDQN
+from palaestra.policy.off_policy import QNetwork
 
 
 class DQNConfig(TransitionConfig):
@@ -95,3 +98,9 @@ class DQN(TransitionAlgorithm):
         """Rises to 1 at the end of training."""
         beta: float = self.config.priority_beta
         return beta + min(1.0, progress) * (1.0 - beta)
+
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> CompiledDQN | None:
+        """The same update in one kernel, for a network on a vector of numbers."""
+        suits = type(policy) is QNetwork and policy.encoder.is_plain_vector
+        trainable = all(parameter.requires_grad for parameter in policy.parameters())
+        return CompiledDQN(policy, target, adam, self.config) if suits and trainable else None

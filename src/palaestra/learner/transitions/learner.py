@@ -22,7 +22,7 @@ from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, 
 from palaestra.experience.columns import column_parts, map_column
 from palaestra.experience.replay import COLUMNS, TransitionBatch
 from palaestra.learner.adam import Adam
-from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionUpdate
+from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionUpdate, non_finite_gradient
 from palaestra.learner.update import RunningMeans
 from palaestra.policy.device import device_of
 from palaestra.policy.flat_parameters import FlatParameters
@@ -120,10 +120,7 @@ class TransitionLearner:
         whole = flat.gradient[flat.groups[step.group]]
         norm = math.sqrt(float(torch.dot(whole, whole)))
         if not math.isfinite(norm):
-            raise NonFiniteError(
-                f"the gradient of {step.group} is not finite at gradient step {g + 1} of this update. "
-                "Lower algorithm.learning_rate, or check the rewards and observations."
-            )
+            raise non_finite_gradient(step.group, g)
         scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
         self.optimizer.step(step.group, [flat.groups[step.group]], rate, scale)
         return norm

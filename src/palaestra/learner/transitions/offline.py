@@ -9,7 +9,10 @@ import torch
 from pydantic import Field
 from torch import nn
 
+from palaestra.learner.adam import Adam
 from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig, decay
+from palaestra.learner.transitions.fused import FusedBC, FusedIQL, FusedTD3BC, can_fuse
+from palaestra.policy.off_policy import ClonedActor, DeterministicActorCritic, ImplicitQ
 
 MAX_ADVANTAGE_WEIGHT = 100.0
 """Largest weight of a sample in the regression of IQL."""
@@ -30,6 +33,10 @@ class BC(TransitionAlgorithm):
         else:
             loss = nn.functional.mse_loss(parameters, action.reshape(parameters.shape))
         yield StepLoss("actor", loss, {"policy_loss": loss.detach()})
+
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> FusedBC | None:
+        """The same update without autograd."""
+        return FusedBC(policy, target, adam, self.config) if can_fuse(policy, ClonedActor) else None
 
 
 class TD3BCConfig(TransitionConfig):
@@ -86,6 +93,10 @@ class TD3BC(TransitionAlgorithm):
         noise: float = self.config.exploration_noise
         return noise
 
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> FusedTD3BC | None:
+        """The same update without autograd."""
+        return FusedTD3BC(policy, target, adam, self.config) if can_fuse(policy, DeterministicActorCritic) else None
+
 
 class IQLConfig(TransitionConfig):
     """Settings of IQL."""
@@ -129,3 +140,9 @@ class IQL(TransitionAlgorithm):
     def learning_rates(self, progress: float) -> dict[str, float]:
         """The actor's rate has a schedule of its own."""
         return {"actor": self.config.learning_rate * decay(self.config.actor_schedule, progress)}
+
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> FusedIQL | None:
+        """The same update without autograd."""
+        return (
+            FusedIQL(policy, target, adam, self.config, MAX_ADVANTAGE_WEIGHT) if can_fuse(policy, ImplicitQ) else None
+        )

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 from pydantic import Field
 
+from palaestra.learner.adam import Adam
 from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig
+from palaestra.learner.transitions.fused import FusedSAC, can_fuse
+from palaestra.policy.off_policy import SoftActorCritic
 
 
 class SACConfig(TransitionConfig):
@@ -57,3 +60,9 @@ class SAC(TransitionAlgorithm):
         """The entropy at which the temperature stays as it is."""
         given: float | None = self.config.target_entropy
         return -float(policy.distribution.size) if given is None else given
+
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> FusedSAC | None:
+        """The same update without autograd."""
+        if not can_fuse(policy, SoftActorCritic):
+            return None
+        return FusedSAC(policy, target, adam, self.config, self.aimed_entropy(policy))
