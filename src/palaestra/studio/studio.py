@@ -124,6 +124,7 @@ class Studio:
             if self.connection.is_connected:
                 # A run that began while the stream of events was being opened would be missed.
                 self.browser.refresh()
+                self.training.read_datasets()
         self.training.follow_environment()
         if now - self._last_poll > _POLL_S and self.connection.is_connected:
             self._last_poll = now

@@ -9,6 +9,7 @@ from palaestra.runs.catalogue import ScriptInfo
 from palaestra.runs.record import RunRecord
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.spec import RunSpec
+from palaestra.studio.model.environments import DatasetsModel
 from palaestra.studio.model.launch import LaunchModel, PresetsModel
 from palaestra.studio.play_session import PlaySession
 from palaestra.studio.request import Requests, split_error
@@ -21,6 +22,7 @@ class Training:
         self._requests, self._session, self._on_launched = requests, session, on_launched
         self.launch = LaunchModel()
         self.presets = PresetsModel()
+        self.datasets = DatasetsModel()
         self._has_asked = False
 
     # ------------------------------------------------------------------ catalogue
@@ -95,6 +97,7 @@ class Training:
         name, script, is_screen = chosen
         if launch.draft.has_schema:
             self.read_presets()
+            self.read_datasets()
             return
 
         def receive(schema: Mapping[str, object]) -> None:
@@ -102,6 +105,7 @@ class Training:
             if chosen == (launch.runner, launch.script, launch.is_screen):
                 launch.start_from(self._session.environments.chosen)
             self.read_presets()
+            self.read_datasets()
 
         self._requests.ask(
             f"The settings of {name} cannot be read",
@@ -114,6 +118,34 @@ class Training:
         """Enter the recommended settings for the chosen environment."""
         if not self.launch.start_from(self._session.environments.chosen):
             self._requests.notices.add("info", "There are no recommended settings for this environment.")
+
+    # ------------------------------------------------------------------ datasets
+
+    def read_datasets(self) -> None:
+        """Read the list of datasets, if the form asks for one."""
+        if self.launch.form.has_kind("dataset"):
+            self._requests.ask(
+                "The datasets cannot be listed",
+                lambda service: service.datasets(),
+                self.datasets.set_all,
+                key="datasets",
+            )
+
+    def verify_dataset(self, dataset_id: str) -> None:
+        """Compare every byte of a dataset with its manifest."""
+        self.datasets.begin_verifying(dataset_id)
+
+        def fail(error: PalaestraError) -> None:
+            self.datasets.begin_verifying("")
+            self._requests.notices.add("error", f"{dataset_id} was not verified.", str(error))
+
+        self._requests.ask(
+            f"{dataset_id} was not verified",
+            lambda service: service.verify_dataset(dataset_id),
+            self.datasets.update,
+            key="verify dataset",
+            failed=fail,
+        )
 
     # ------------------------------------------------------------------ presets
 

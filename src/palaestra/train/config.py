@@ -40,7 +40,7 @@ DEFAULT_LENGTH = 100_000
 class DatasetConfig(Section):
     """A dataset of transitions to learn from, alone or before and beside the environment."""
 
-    id: str = Field(min_length=1)
+    id: str = Field(min_length=1, json_schema_extra={"x-choices": "datasets"})
     """Its name in `palaestra datasets list`."""
     steps_per_update: int = Field(default=100, ge=1)
     """Gradient steps per update while learning from the dataset alone. Reports, evaluations and checkpoints happen

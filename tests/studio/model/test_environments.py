@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 
-from palaestra.runs.catalogue import EnvironmentInfo
-from palaestra.studio.model.environments import DEFAULT, EnvironmentsModel
+from palaestra.runs.catalogue import DatasetInfo, EnvironmentInfo
+from palaestra.studio.model.environments import DEFAULT, DatasetsModel, EnvironmentsModel
 
 SCHEMA = {"properties": {"size": {"type": "integer", "default": 4}, "slippery": {"type": "boolean", "default": True}}}
 
@@ -121,3 +123,29 @@ def test_of_equal_matches_the_installed_one_comes_first():
     model.set_catalogue([_info("Maze-v0", "A", installed=False), _info("Maze-v1", "B")])
 
     assert [one.env_id for one in model.search("maze")] == ["Maze-v1", "Maze-v0"]
+
+
+def test_datasets_are_divided_by_environment_and_those_of_unknown_origin_fit_everywhere():
+    model = DatasetsModel()
+    infos = [
+        DatasetInfo(dataset_id=f"d/{index}-v0", path="", state=state, env_id=env_id)
+        for index, (env_id, state) in enumerate(
+            [("A-v0", "verified"), ("B-v0", "unchecked"), ("", "damaged"), ("A-v0", "unverified")]
+        )
+    ]
+    model.set_all(infos)
+    fitting, others = model.for_environment("compiled/A-v0")
+    assert (fitting, others) == ([infos[0], infos[2], infos[3]], [infos[1]])
+    assert [bool(model.problem(one)) for one in infos] == [False, False, True, True]
+    revision = model.revision
+    model.set_all(infos)
+    assert model.revision == revision
+
+
+def test_a_verified_dataset_replaces_its_entry():
+    model = DatasetsModel()
+    before = DatasetInfo(dataset_id="d/v0", path="", state="unchecked")
+    model.set_all([before])
+    model.begin_verifying("d/v0")
+    model.update(replace(before, state="verified"))
+    assert (model.get("d/v0").state, model.is_verifying, model.get("gone")) == ("verified", "", None)

@@ -542,3 +542,28 @@ def test_the_form_of_a_cleanrl_script_hides_what_the_script_computes(capsys):
 def test_a_number_of_400_digits_is_a_problem_of_its_field(kind):
     with pytest.raises(ValueError, match="is not a finite number"):
         _field(kind).parse("9" * 400)
+
+
+def test_an_optional_object_becomes_fields_that_need_not_be_given_and_a_dataset_is_a_kind_of_its_own():
+    schema = {
+        "$defs": {
+            "Data": {
+                "properties": {
+                    "id": {"type": "string", "x-choices": "datasets"},
+                    "mix": {"type": "number", "default": 0.0},
+                },
+                "required": ["id"],
+            }
+        },
+        "properties": {"dataset": {"anyOf": [{"$ref": "#/$defs/Data"}, {"type": "null"}], "default": None}},
+    }
+    form = Form(schema)
+    assert [(one.path, one.kind, one.is_required) for one in form.fields.values()] == [
+        ("dataset.id", "dataset", False),
+        ("dataset.mix", "number", False),
+    ]
+    assert (form.changes(), form.problems(), form.has_kind("dataset")) == ({}, {}, True)
+    form.set_text("dataset.id", "pendulum/medium-v0")
+    assert form.changes() == {"dataset": {"id": "pendulum/medium-v0"}}
+    form.load({"dataset": None})
+    assert form.changes() == {}

@@ -283,3 +283,19 @@ def test_first_steps_lead_from_nothing_to_a_playing_policy(open_window):
     play = driver.studio.session.play
     driver.wait(lambda: play.last_step is not None and play.last_step.actor == "agent")
     assert not steps.is_needed
+
+
+def test_the_last_of_the_first_steps_trains_a_table_and_draws_its_values_on_the_cells(open_window):
+    driver = open_window()
+    steps, play = driver.studio.first_steps, driver.studio.session.play
+    steps.train_lake()
+    driver.wait(lambda: play.last_step is not None and play.last_step.grid and play.last_step.grid.values, 120_000)
+    assert driver.studio.session.environments.chosen == "FrozenLake8x8-v1"
+    grid = play.last_step.grid
+    assert (len(grid.values), grid.moves) == (64, ("left", "down", "right", "up"))
+    picture, bar = driver.window.play_page.picture, driver.window.play_page.bar
+    driver.window.show_page("play")
+    driver.wait(lambda: bar.values.isVisible() and picture._cells is not None and picture._cells.values)
+    assert picture._with_values
+    driver.click(bar.values)
+    driver.wait(lambda: not picture._with_values and not bar.values.isChecked())

@@ -129,6 +129,8 @@ SCRIPTS = (
     ),
 )
 """The algorithms of `learner.registry`, which cannot be imported without torch."""
+_WITHOUT_DATASETS = ("ppo", "q_learning", "sarsa")
+"""Algorithms that learn from their own steps alone."""
 OWN_ENVIRONMENTS = (
     "compiled/CartPole-v1",
     *(
@@ -206,7 +208,10 @@ class PalaestraRunner:
         algorithm = {key: value for key, value in settings.items() if key != "$defs"}
         # The script is the name of the algorithm.
         algorithm["properties"] = {key: value for key, value in algorithm["properties"].items() if key != "name"}
-        return {**schema, "$defs": definitions, "properties": {**schema["properties"], "algorithm": algorithm}}
+        properties = {**schema["properties"], "algorithm": algorithm}
+        if spec.script in _WITHOUT_DATASETS:
+            properties.pop("dataset", None)
+        return {**schema, "$defs": definitions, "properties": properties}
 
     def scripts(self, spec: RunSpec, machine: Machine) -> list[ScriptInfo]:
         """The built-in algorithms."""

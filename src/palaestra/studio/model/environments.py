@@ -1,11 +1,11 @@
-"""The environment that the user has chosen: which one, its parameters, its seed."""
+"""The environment that the user has chosen (which one, its parameters, its seed), and the datasets to learn from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from palaestra.runs.catalogue import EnvironmentInfo
+from palaestra.runs.catalogue import DatasetInfo, EnvironmentInfo
 from palaestra.studio.model.commands import match_score
 from palaestra.studio.model.form import Form
 from palaestra.studio.model.revision import Revised
@@ -100,3 +100,53 @@ class EnvironmentsModel(Revised):
             if score is not None:
                 scored.append((-score - (5.0 if one.installed else 0.0), order, one))
         return [one for _, _, one in sorted(scored, key=lambda entry: entry[:2])[:limit]]
+
+
+class DatasetsModel(Revised):
+    """The datasets of the service."""
+
+    STATES: ClassVar[dict[str, tuple[str, str]]] = {
+        "verified": ("verified", "success"),
+        "unchecked": ("not verified", "warning"),
+        "damaged": ("damaged", "danger"),
+        "unverified": ("no manifest", "danger"),
+    }
+    """Word and tone of the badge of each state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all: tuple[DatasetInfo, ...] = ()
+        self.is_verifying = ""
+        """Id of the dataset that is being verified."""
+
+    def set_all(self, datasets: Sequence[DatasetInfo]) -> None:
+        """The list of datasets has arrived."""
+        if tuple(datasets) != self.all:
+            self.all = tuple(datasets)
+            self.touch()
+
+    def begin_verifying(self, dataset_id: str) -> None:
+        """The bytes of a dataset are being compared with its manifest; an empty id: no longer."""
+        self.is_verifying = dataset_id
+        self.touch()
+
+    def update(self, info: DatasetInfo) -> None:
+        """A dataset was verified."""
+        self.is_verifying = ""
+        self.all = tuple(info if one.dataset_id == info.dataset_id else one for one in self.all)
+        self.touch()
+
+    def get(self, dataset_id: str) -> DatasetInfo | None:
+        """A dataset by its id."""
+        return next((one for one in self.all if one.dataset_id == dataset_id), None)
+
+    def for_environment(self, env_id: str) -> tuple[list[DatasetInfo], list[DatasetInfo]]:
+        """The datasets of an environment and those of unknown origin, and all others."""
+        name = env_id.removeprefix("compiled/")
+        fitting = [one for one in self.all if one.env_id in ("", name)]
+        return fitting, [one for one in self.all if one.env_id not in ("", name)]
+
+    @staticmethod
+    def problem(info: DatasetInfo) -> str:
+        """Why a dataset cannot be learned from; empty if it can."""
+        return info.problem or "It cannot be read" if info.state in ("damaged", "unverified") else ""

@@ -17,9 +17,11 @@ from palaestra.strict_json import read_json
 from palaestra.studio.model.commands import match_score
 from palaestra.studio.model.revision import Revised
 
-Kind: TypeAlias = Literal["flag", "integer", "number", "text", "choice", "json"]
+Kind: TypeAlias = Literal["flag", "integer", "number", "text", "choice", "dataset", "json"]
 GENERAL = "general"
 _UNITS = {"_s": "s", "_seconds": "s", "_ms": "ms", "_mb": "MB", "_bytes": "bytes", "_steps": "steps"}
+_DATASETS = "datasets"
+"""Value of `x-choices` of a text that is the id of a dataset."""
 _MAX_DEPTH = 3
 _MAX_REFERENCES = 8
 _EMPTY_WORDS = ("none", "null")
@@ -204,6 +206,10 @@ class Form(Revised):
             self._remarks.clear()
             self.touch()
 
+    def has_kind(self, kind: Kind) -> bool:
+        """Whether a field is of this kind."""
+        return any(one.kind == kind for one in self.fields.values())
+
     def find_field(self, path: str) -> FormField | None:
         """The field of a key, or the one that holds it: `algorithm` for `algorithm.batch_size`."""
         while path and path not in self.fields:
@@ -245,24 +251,32 @@ class Form(Revised):
 
 
 def fields_of(schema: Mapping[str, Any]) -> list[FormField]:
-    """The fields of a JSON Schema; nested objects become dotted keys. Those marked `x-hidden` are left out."""
+    """The fields of a JSON Schema; nested objects become dotted keys. Those marked `x-hidden` are left out.
+
+    An optional object without a default becomes fields that need not be given: without any of them it is left out.
+    """
     definitions = schema.get("$defs") or schema.get("definitions") or {}
     return list(_iterate(schema, definitions, (), {}))
 
 
 def _iterate(
-    schema: Mapping[str, Any], definitions: Mapping[str, Any], path: tuple[str, ...], defaults: Mapping[str, Any]
+    schema: Mapping[str, Any],
+    definitions: Mapping[str, Any],
+    path: tuple[str, ...],
+    defaults: Mapping[str, Any],
+    *,
+    is_optional: bool = False,
 ) -> Iterator[FormField]:
-    required = schema.get("required") or ()
+    required = () if is_optional else schema.get("required") or ()
     for name, raw in (schema.get("properties") or {}).items():
         part, can_be_empty = _resolve(raw, definitions)
         if part.get("x-hidden"):
             continue
         here = (*path, name)
         default = defaults.get(name, part.get("default", UNSET))
-        if part.get("properties") and len(here) < _MAX_DEPTH and not can_be_empty:
+        if part.get("properties") and len(here) < _MAX_DEPTH and (not can_be_empty or default in (None, UNSET)):
             inner = default if isinstance(default, Mapping) else {}
-            yield from _iterate(part, definitions, here, inner)
+            yield from _iterate(part, definitions, here, inner, is_optional=is_optional or can_be_empty)
             continue
         yield _field(name, here, part, default, can_be_empty=can_be_empty, is_required=name in required)
 
@@ -333,6 +347,8 @@ def _kind(part: Mapping[str, Any]) -> tuple[Kind, tuple[Any, ...]]:
         return "choice", (part["const"],)
     if part.get("enum"):
         return "choice", tuple(part["enum"])
+    if part.get("type") == "string" and part.get("x-choices") == _DATASETS:
+        return "dataset", ()
     kinds: dict[str, Kind] = {"boolean": "flag", "integer": "integer", "number": "number", "string": "text"}
     kind = kinds.get(str(part.get("type", "")), "json")
     return kind, (True, False) if kind == "flag" else ()

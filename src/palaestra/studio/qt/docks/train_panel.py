@@ -31,7 +31,8 @@ class TrainPanel(View):
         self.script.setAccessibleName("Algorithm or script")
         self.script.activated.connect(lambda _: training.choose_script(str(self.script.currentData())))
         self.presets = push_button("Presets", self._open_presets, tip="Recommended settings and your presets")
-        self.form = FormView(studio, theme, [training.launch], lambda: training.launch.form, training.launch.edit)
+        models = [training.launch, training.datasets, studio.session.environments]
+        self.form = FormView(studio, theme, models, lambda: training.launch.form, training.launch.edit)
         self.options = RunOptionsForm(studio, theme)
         self.preflight = PreflightList(studio, theme)
         self.check = push_button("Check", training.check, tip="Run the preflight and show the command")

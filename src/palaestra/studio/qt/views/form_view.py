@@ -8,12 +8,23 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QLineEdit, QToolButton, QWidget
 
 from palaestra.studio.model.form import GENERAL, Form, FormField
-from palaestra.studio.qt.parts import Elided, SearchField, clear_layout, column, label, restyle, row
+from palaestra.studio.qt.parts import (
+    Badge,
+    Elided,
+    SearchField,
+    clear_layout,
+    column,
+    label,
+    push_button,
+    restyle,
+    row,
+)
 from palaestra.studio.qt.theme import Theme
 from palaestra.studio.qt.view import View
 from palaestra.studio.studio import Studio
 
 _DEFAULT = "(default)"
+_DATASET_NONE, _DATASET_REQUIRED = "no dataset", "choose a dataset"
 
 
 class FieldEditor(QWidget):
@@ -77,6 +88,69 @@ class FieldEditor(QWidget):
         self._problem.setVisible(bool(problem))
 
 
+class DatasetEditor(QWidget):
+    """The choice of a dataset: those of the chosen environment, with a badge of their integrity."""
+
+    def __init__(self, field: FormField, edit: Callable[[str, str], None], studio: Studio, theme: Theme) -> None:
+        super().__init__()
+        self.field, self._edit, self._studio = field, edit, studio
+        self.input = QComboBox()
+        self.input.setAccessibleName(field.path)
+        self.input.setSizeAdjustPolicy(QComboBox.SizeAdjustPolicy.AdjustToMinimumContentsLengthWithIcon)
+        self.input.setToolTip("\n".join(part for part in (field.path, field.description) if part))
+        self.input.activated.connect(lambda _: edit(field.path, str(self.input.currentData())))
+        self.input.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.input.wheelEvent = lambda event: event.ignore()  # type: ignore[method-assign]
+        self.badge = Badge(theme)
+        self.verify = push_button("Verify", self._verify, role="link", tip="Compare every byte with its manifest")
+        self._facts, self._problem = label("", "muted", wrap=True), label("", "danger", wrap=True)
+        self._text = ""
+        head = row(Elided(field.title if field.title != "id" else field.group), self.badge, self.verify, spacing=6)
+        head.setStretch(0, 1)
+        self.setLayout(column(head, self.input, self._facts, self._problem, spacing=3))
+
+    def show_state(self, text: str, problem: str) -> None:
+        """Show the choices, the chosen dataset and the message of the field."""
+        model, env_id = self._studio.training.datasets, self._studio.session.environments.chosen
+        fitting, others = model.for_environment(env_id)
+        entries = [(_DATASET_NONE if not self.field.is_required else _DATASET_REQUIRED, "", "")]
+        entries += [(one.dataset_id, one.dataset_id, model.problem(one)) for one in fitting]
+        entries += [(f"{one.dataset_id} ({one.env_id})", one.dataset_id, f"It is of {one.env_id}") for one in others]
+        if text and all(text != value for _, value, _ in entries):
+            entries.append((f"{text} (unknown)", text, ""))
+        if entries != [self._entry(index) for index in range(self.input.count())]:
+            self.input.clear()
+            for title, value, reason in entries:
+                self.input.addItem(title, value)
+                index = self.input.count() - 1
+                self.input.setItemData(index, reason, Qt.ItemDataRole.ToolTipRole)
+                item = self.input.model().item(index)  # type: ignore[attr-defined]
+                item.setEnabled(not reason)
+        self.input.setCurrentIndex(max(0, self.input.findData(text)))
+        self._text = text
+        info = model.get(text)
+        self.badge.setVisible(info is not None)
+        self.verify.setVisible(info is not None and info.state != "unverified")
+        self.verify.setEnabled(not model.is_verifying)
+        self._facts.setVisible(info is not None)
+        if info is not None:
+            word, tone = model.STATES[info.state]
+            is_verifying = model.is_verifying == info.dataset_id
+            self.badge.set("verifying …" if is_verifying else word, "info" if is_verifying else tone, info.problem)
+            size = f"{info.total_steps:,} steps · {info.total_episodes:,} episodes · {info.size_bytes / 1e6:,.1f} MB"
+            self._facts.setText(f"{info.env_id} · {size}" if info.env_id else size)
+        problem = problem or (model.problem(info) if info is not None else "")
+        self._problem.setText(problem)
+        self._problem.setVisible(bool(problem))
+
+    def _entry(self, index: int) -> tuple[str, str, str]:
+        reason = self.input.itemData(index, Qt.ItemDataRole.ToolTipRole)
+        return self.input.itemText(index), str(self.input.itemData(index)), str(reason or "")
+
+    def _verify(self) -> None:
+        self._studio.training.verify_dataset(self._text)
+
+
 class FormView(View):
     """A form. `get_form` may return another form later, as for another runner."""
 
@@ -96,11 +170,11 @@ class FormView(View):
         self._search.textChanged.connect(lambda _: self._rebuild())
         self._search.setVisible(searchable)
         self._body = column(spacing=6)
-        self._editors: dict[str, FieldEditor] = {}
+        self._editors: dict[str, FieldEditor | DatasetEditor] = {}
         self._unfilled: dict[str, Callable[[], None]] = {}
         """What makes the editors of a group that was never open, by field: all of a long form take 70 ms."""
         self._built: tuple[object, ...] = ()
-        self._open_groups: set[str] = {GENERAL, "algorithm"}
+        self._open_groups: set[str] = {GENERAL, "algorithm", "dataset"}
         self.setLayout(column(self._search, self._body, spacing=8))
 
     def refresh(self) -> None:
@@ -113,7 +187,7 @@ class FormView(View):
         for path, editor in self._editors.items():
             editor.show_state(form.text(path), form.problem(path))
 
-    def editor(self, path: str) -> FieldEditor:
+    def editor(self, path: str) -> FieldEditor | DatasetEditor:
         """The editor of a field."""
         if path in self._unfilled:
             self._unfilled[path]()
@@ -129,6 +203,11 @@ class FormView(View):
         for name, fields in groups.items():
             self._add_group(form, name, fields, is_open=bool(search) or name in self._open_groups or len(groups) == 1)
 
+    def _make_editor(self, form: Form, field: FormField) -> FieldEditor | DatasetEditor:
+        if field.kind == "dataset":
+            return DatasetEditor(field, self._edit, self.studio, self.theme)
+        return FieldEditor(field, form.text(field.path), self._edit)
+
     def _add_group(self, form: Form, name: str, fields: list[FormField], *, is_open: bool) -> None:
         holder = QWidget()
         body = column(spacing=6, margins=(4, 0, 0, 6))
@@ -136,7 +215,7 @@ class FormView(View):
         def fill() -> None:
             for field in fields:
                 self._unfilled.pop(field.path, None)
-                editor = FieldEditor(field, form.text(field.path), self._edit)
+                editor = self._make_editor(form, field)
                 editor.show_state(form.text(field.path), form.problem(field.path))
                 self._editors[field.path] = editor
                 body.addWidget(editor)
