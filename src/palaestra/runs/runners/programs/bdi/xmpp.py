@@ -13,6 +13,7 @@ import os
 import secrets
 import shutil
 import socket
+import ssl
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,14 +24,17 @@ import loguru
 import pyjabber.server
 from agentspeak import Literal
 from pyjabber import AppConfig
+from pyjabber.plugins.xep_0363.upload_server import UploadHttpServer
+from pyjabber.plugins.xep_0363.xep_0363 import HTTPFieldUpload
 from pyjabber.queues.workers.MessageQueueWorker import queue_worker
 from pyjabber.server_parameters import Parameters
+from slixmpp.exceptions import IqError, IqTimeout
 from spade.xmpp_client import XMPPClient
 from spade_bdi.bdi import BDIAgent
 from spade_bdi.bdi_behaviour import BDIBehaviour
 
 from .actions import PlanActions
-from .agent import Body, LogCapture, build_agent, step_agent
+from .agent import Body, LogCapture, PlanError, build_agent, step_agent
 
 EMBEDDED_HOST = "localhost"
 _REGISTER = "jabber:iq:register"
@@ -39,6 +43,7 @@ _UPLOAD = "urn:xmpp:http:upload:0"
 _SLICE_S = 0.05
 """Time for which the agent reasons before messages are looked at."""
 _IDLE_S = 1.0
+_LOGIN_ATTEMPTS = 3
 
 
 class XmppError(Exception):
@@ -90,9 +95,13 @@ class EmbeddedServer:
                 message_persistence=False,
                 cert_path=self._certificates,
                 plugins=[name for name in defaults.plugins if name != _UPLOAD],
-                items={name: item for name, item in defaults.items.items() if item["var"] != _UPLOAD},
+                items={name: {**item, "extra": {"max-size": 0}} for name, item in defaults.items.items()},
             )
         )
+        # With TLS 1.3 the first stanza of a client can arrive before the server expects it, and is then lost.
+        AppConfig.app_config.ssl_context.maximum_version = ssl.TLSVersion.TLSv1_2
+        # Every session needs this object, also without its HTTP server; without it, no stanza would be answered.
+        HTTPFieldUpload(UploadHttpServer())
         # Not `start()`, which replaces the handlers of signals.
         self._tasks = [asyncio.create_task(self._run(server)), asyncio.create_task(queue_worker())]
         ready = asyncio.create_task(server.ready.wait())
@@ -190,7 +199,7 @@ class ReasoningBehaviour(BDIBehaviour):  # type: ignore[misc]  # the library has
         deadline = agent.bdi_agent.shortest_deadline()
         if deadline is None and not agent.account.peers:
             done, wanted = agent.body.episode, agent.body.max_episodes
-            agent.finish(RuntimeError(f"the plans have nothing left to do after {done} of {wanted} episodes"))
+            agent.finish(PlanError(f"the plans have nothing left to do after {done} of {wanted} episodes"))
             return
         wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - time.time()))
         message = await self.receive(timeout=wait_s or 0.001)
@@ -258,14 +267,25 @@ class BdiLearner(BDIAgent):  # type: ignore[misc]  # the library has no types
     async def log_in(self) -> None:
         """Log in within the time limit of the account. `XmppError` if that fails."""
         account = self.account
-        where = f"{account.host}:{account.port}"
+        for _ in range(_LOGIN_ATTEMPTS):
+            try:
+                await asyncio.wait_for(self.start(auto_register=account.register), account.timeout_s / _LOGIN_ATTEMPTS)
+                await self._ping()
+            except TimeoutError:
+                self.client.abort()
+            else:
+                return
+        reason = f"the XMPP server at {account.host}:{account.port} did not answer within {account.timeout_s:.0f} s"
+        raise XmppError(reason, "Start the server, or set xmpp.host and xmpp.port; without them one is embedded")
+
+    async def _ping(self) -> None:
+        """Wait for any answer of the server, because a server can accept a login and answer nothing afterwards."""
         try:
-            await asyncio.wait_for(self.start(auto_register=account.register), account.timeout_s)
-        except TimeoutError:
-            reason = f"the XMPP server at {where} did not answer within {account.timeout_s:.0f} s"
-            raise XmppError(
-                reason, "Start the server, or set xmpp.host and xmpp.port; without them one is embedded"
-            ) from None
+            await self.client["xep_0199"].send_ping(self.jid.domain, timeout=self.account.timeout_s / _LOGIN_ATTEMPTS)
+        except IqError:
+            return
+        except IqTimeout:
+            raise TimeoutError from None
 
     async def _async_connect(self) -> None:
         """Connect to the host of the account, which need not be the domain of its address."""
