@@ -1,6 +1,8 @@
-"""The runner of BDI agents: plans choose the actions, and what the libraries hide is a reason."""
+"""The runner of BDI agents: plans choose the actions, in every family of environments."""
 
 import dataclasses
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from tests.runs.runners.bdi import SHORT, bdi_spec, read_events
 from tests.runs.runners.conftest import run
 
 from palaestra.runs.runners.conformance import check_runner
-from palaestra.runs.runners.spade_bdi import SpadeBdiRunner
+from palaestra.runs.runners.spade_bdi import SpadeBdiConfig, SpadeBdiRunner
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, TrainingStep
 from palaestra.telemetry.event import Belief, PhaseChanged
 
@@ -74,6 +76,77 @@ def test_the_same_seed_gives_the_same_episodes_and_another_seed_others(paths, ma
     first, second, other = episodes
     assert first == second
     assert first != other
+
+
+@pytest.mark.parametrize(
+    ("env_id", "config", "plans", "least"),
+    [
+        # The shortest way along the cliff has 13 steps; a fall would cost 100.
+        ("CliffWalking-v1", {"episodes": 60, "q_learning": {"epsilon_start": 0.1, "learning_rate": 0.5}}, 4, -60),
+        # Without a plan a random taxi earns about -770.
+        ("Taxi-v4", {"episodes": 150, "q_learning": {"epsilon_start": 0.1, "learning_rate": 0.5}}, 4, -20),
+        # 14 steps to the first goal, 9 to the second.
+        ("palaestra/GridWorld-v0", {"episodes": 60, "env_kwargs": {"later_goals": [[30, 5, 0]]}}, 3, -20),
+    ],
+)
+def test_the_plans_of_every_family_reach_their_aim(paths, machine, env_id, config, plans, least):
+    plan = SpadeBdiRunner().plan(bdi_spec(env_id=env_id, config=config, seed=1), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    events = read_events(plan)
+    returns = [event.episode_return for event in events if isinstance(event, EpisodeSummary)]
+    last = [event for event in events if isinstance(event, TrainingStep)][-1].metrics
+    assert np.mean(returns[-20:]) > least
+    assert last["success_rate"] > 0.8
+    assert last["plans_used"] == plans
+    if env_id == "CliffWalking-v1":
+        assert min(returns) > -300, "it never falls: 500 steps at most cost 1 each, and most episodes are far shorter"
+
+
+def test_the_plans_follow_a_goal_that_moves_and_return_to_a_known_one_at_once(paths, machine):
+    moves = [[20, 5, 0], [40, 7, 7]]
+    config = {"episodes": 50, "env_kwargs": {"later_goals": moves}}
+    plan = SpadeBdiRunner().plan(bdi_spec(env_id="palaestra/GridWorld-v0", config=config, seed=1), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    returns = [event.episode_return for event in read_events(plan) if isinstance(event, EpisodeSummary)]
+    # The cached policy of the first goal is as good as before; every tenth episode searches for a better one.
+    assert returns[40:49] == [max(returns[:20])] * 9
+    assert -100 < max(returns[20:40]) <= -9
+
+
+def test_the_plans_in_the_documentation_work(paths, machine, tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "bdi.md").read_text()
+    (text,) = [block for block in re.findall(r"```text\n(.*?)```", page, re.DOTALL) if "!live." in block]
+    (tmp_path / "hold.asl").write_text(text)
+    spec = bdi_spec(config={**SHORT, "asl": "hold.asl"}, seed=1, invoked_from=tmp_path)
+    assert "refused" not in {finding.level for finding in SpadeBdiRunner().preflight(spec, machine)}
+
+    code, output = run(plan := SpadeBdiRunner().plan(spec, paths, machine))
+
+    assert code == 0, output
+    returns = [event.episode_return for event in read_events(plan) if isinstance(event, EpisodeSummary)]
+    assert returns[-10:] == [1.0] * 10
+
+
+def test_every_action_key_and_metric_is_in_the_documentation(paths, machine):
+    page = (Path(__file__).parents[3] / "docs" / "bdi.md").read_text()
+    program = Path(SpadeBdiRunner.plan.__code__.co_filename).with_name("programs") / "bdi"
+    actions = set(re.findall(r'\("(\.\w+)", \d\)', (program / "actions.py").read_text()))
+    metrics = set(re.findall(r'^            "(\w+)": ', (program / "training.py").read_text(), re.MULTILINE))
+    keys = {key for key in SpadeBdiConfig.model_fields if key != "xmpp"}
+    beliefs = set(
+        re.findall(r'Percept\("(\w+)"', (program / "worlds.py").read_text() + (program / "agent.py").read_text())
+    )
+
+    assert len(actions) == 15
+    assert [name for name in sorted(actions) if f"`{name}" not in page] == []
+    assert [name for name in sorted(metrics | keys) if f"`{name}" not in page and f".{name}`" not in page] == []
+    assert [name for name in sorted(beliefs) if not re.search(rf"`{name}[(`]", page)] == []
 
 
 def test_it_conforms(tmp_path, monkeypatch):

@@ -13,7 +13,7 @@ from palaestra.errors import CheckpointError, ConfigError
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
-from palaestra.runs.checkpoints.files import PalaestraCheckpoint, detect_format, digest_path, verify
+from palaestra.runs.checkpoints.files import BDI_FORMAT, PalaestraCheckpoint, detect_format, digest_path, verify
 from palaestra.runs.checkpoints.pickle_scan import scan
 from palaestra.runs.checkpoints.signature import find_dataset_mismatch, find_incompatibilities
 from palaestra.runs.play.plays import PolicyLaunch
@@ -27,7 +27,7 @@ from palaestra.runs.spec import RunSpec
 RANDOM = "random"
 """Name of the policy that acts at random."""
 _LIST_CHECKPOINTS = "palaestra checkpoints list shows all checkpoints"
-_RUNNER_OF_FORMAT = {"palaestra": "palaestra", "sb3_zip": "sb3", "torch_zip": "cleanrl"}
+_RUNNER_OF_FORMAT = {"palaestra": "palaestra", "sb3_zip": "sb3", "torch_zip": "cleanrl", BDI_FORMAT: "spade-bdi"}
 """Runners of imported checkpoints whose agent does not name one."""
 _SCANNED_FORMATS = ("sb3_zip", "torch_zip")
 """Formats with a pickle of weights, which is checked before a process reads it."""
@@ -70,7 +70,10 @@ class PolicyPlanner:
             raise CheckpointError("checkpoint", name, f"is no readable path ({reason})", _LIST_CHECKPOINTS) from None
         if not is_path:
             return get_checkpoint(self._home, name)
-        if detect_format(path) != "palaestra":
+        form = detect_format(path)
+        if form == BDI_FORMAT:
+            return _describe_bdi_checkpoint(path)
+        if form != "palaestra":
             remedy = f"Import it first: palaestra checkpoints import {name}"
             raise CheckpointError("checkpoint", name, "is a file that is not registered", remedy)
         own = PalaestraCheckpoint.read(path)
@@ -109,6 +112,30 @@ class PolicyPlanner:
             parameters=play.parameters,
             unsafe=scan(Path(record.path)).reason if record.format in _SCANNED_FORMATS else "",
         )
+
+
+def _describe_bdi_checkpoint(path: Path) -> CheckpointRecord:
+    """A checkpoint of a BDI agent that no run has registered, such as a named one."""
+    agent = read_json(path / "agent.json") or {}
+    try:
+        digest = digest_path(path)
+        env_id, env_step = str(agent["env_id"]), int(agent["env_step"])
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        reason = f"its files cannot be read ({error})"
+        raise CheckpointError("checkpoint", str(path), reason, "Choose another checkpoint") from None
+    return CheckpointRecord(
+        checkpoint_id=digest.sha256[:16],
+        run_id="",
+        agent_id="spade-bdi/bdi",
+        env_id=env_id,
+        attempt=0,
+        env_step=env_step,
+        path=str(path.resolve()),
+        sha256=digest.sha256,
+        size_bytes=digest.size_bytes,
+        format=BDI_FORMAT,
+        created=path.stat().st_mtime,
+    )
 
 
 def _launch_policy(plan: PolicyPlan, consent: str, status: PolicyStatus) -> PolicyLaunch:

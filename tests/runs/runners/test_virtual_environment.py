@@ -1,0 +1,117 @@
+"""Environments that runners create on first use: complete or absent, once, and refused where there is no index."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from palaestra.runs.process.virtual_environment import LOCATION_VARIABLE, MARKER, RunnerEnvironment
+from palaestra.runs.runner import Machine
+from palaestra.runs.runners.programs import environment_program
+from palaestra.runs.runners.spade_bdi import SpadeBdiRunner
+from palaestra.runs.spec import RunSpec
+
+CLOSED = {
+    "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+    "PIP_CONFIG_FILE": os.devnull,
+    "PIP_EXTRA_INDEX_URL": "",
+    "PIP_FIND_LINKS": "",
+    "PIP_NO_CACHE_DIR": "1",
+    "PIP_RETRIES": "0",
+}
+"""An index at a port of this machine where nothing listens."""
+
+
+def _environment(tmp_path, *pins):
+    requirements = tmp_path / "requirements.txt"
+    requirements.write_text("".join(f"{pin}\n" for pin in pins))
+    return RunnerEnvironment("trial", requirements)
+
+
+def _machine(tmp_path, **variables):
+    return Machine({**os.environ, LOCATION_VARIABLE: str(tmp_path / "environments"), **variables}, 10**12)
+
+
+def test_two_processes_create_it_once_and_both_run_in_it(tmp_path):
+    # Without packages it needs no index.
+    environment, machine = _environment(tmp_path), _machine(tmp_path)
+    assert not environment.is_ready(machine)
+    command = [*environment.command(machine, None), "-c", "import sys; print(sys.prefix)"]
+
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    outputs = [process.communicate()[0] for process in processes]
+
+    directory = str(environment.directory(machine))
+    assert [process.returncode for process in processes] == [0, 0]
+    assert [output.splitlines()[-1] for output in outputs] == [directory, directory]
+    assert sum("created" in output for output in outputs) == 1
+    assert environment.is_ready(machine)
+    assert json.loads((environment.directory(machine) / MARKER).read_text())["requirements"] == []
+    left = sorted(path.name for path in (tmp_path / "environments").iterdir())
+    assert left == [f".{environment.directory(machine).name}.lock", environment.directory(machine).name]
+    (finding,) = environment.findings(machine)
+    assert finding.level == "ok"
+
+
+def test_without_an_index_nothing_is_left_and_the_last_line_is_the_reason(tmp_path):
+    environment, machine = _environment(tmp_path, "greenlet==3.5.6"), _machine(tmp_path)
+    command = [*environment.command(machine, None), "-c", "pass"]
+
+    done = subprocess.run(command, env={**os.environ, **CLOSED}, capture_output=True, text=True, check=False)
+
+    assert done.returncode == environment_program.FAILED
+    last = done.stdout.splitlines()[-1]
+    assert "cannot be created: No matching distribution found for greenlet==3.5.6" in last
+    assert "PIP_INDEX_URL" in last
+    assert [path.name for path in (tmp_path / "environments").iterdir() if not path.name.endswith(".lock")] == []
+
+
+def test_other_pins_are_another_environment(tmp_path):
+    machine = _machine(tmp_path)
+    first = _environment(tmp_path, "a==1").directory(machine)
+
+    assert _environment(tmp_path, "a==2").directory(machine) != first
+
+
+def test_a_machine_without_an_index_is_told_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path))
+    spec = RunSpec(runner="spade-bdi", env_id="FrozenLake-v1")
+
+    findings = SpadeBdiRunner().preflight(spec, _machine(tmp_path, **CLOSED))
+
+    (refused,) = [one for one in findings if one.level == "refused"]
+    assert refused.check == "python"
+    assert "does not exist and cannot be created: No matching distribution found" in refused.text
+    assert "PIP_INDEX_URL" in refused.remedy
+    assert "--python" in refused.remedy
+    (missing,) = [one for one in SpadeBdiRunner().readiness(spec, _machine(tmp_path, **CLOSED)) if one.level != "ok"]
+    assert missing.check == "python"
+    assert not (tmp_path / "environments").exists(), "a preflight creates nothing"
+
+
+def test_an_interpreter_without_the_packages_is_refused_with_the_command_that_installs_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path))
+    spec = RunSpec(runner="spade-bdi", env_id="FrozenLake-v1", python=sys.executable)
+
+    findings = SpadeBdiRunner().preflight(spec, _machine(tmp_path))
+
+    (refused,) = [one for one in findings if one.level == "refused"]
+    assert "No module named 'agentspeak'" in refused.text
+    assert "requirements.txt" in refused.remedy
+
+
+@pytest.mark.parametrize("name", ["PIP_INDEX_URL", "PIP_TRUSTED_HOST"])
+def test_the_program_does_not_inherit_the_variables_of_pip(tmp_path, name):
+    environment, machine = _environment(tmp_path), _machine(tmp_path)
+    directory = environment.directory(machine)
+    (directory / "bin").mkdir(parents=True)
+    (directory / MARKER).write_text("{}")
+    (directory / "bin" / "python").symlink_to(sys.executable)
+    command = [*environment.command(machine, None), "-c", "import os; print(sorted(os.environ))"]
+
+    done = subprocess.run(command, env={**os.environ, name: "x"}, capture_output=True, text=True, check=True)
+
+    assert name not in done.stdout
+    assert "PATH" in done.stdout
