@@ -302,27 +302,39 @@ def run_jobs(args: argparse.Namespace) -> None:
 
 
 def build_table(lines: list[dict[str, Any]]) -> str:
-    """Means over seeds with 95 % intervals, one row per dataset and algorithm."""
+    """Means over seeds with 95 % intervals, one row per dataset and algorithm. Ratios pair the runs of one seed."""
     rows = [
-        "| dataset | algorithm | updates | seeds | behaviour | CORL | palaestra | CORL | palaestra | ratio |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-        "| | | | | score | score | score | updates/s | updates/s | |",
+        "| dataset | algorithm | updates | seeds | behaviour score | CORL score | our score | CORL updates/s "
+        "| our updates/s | ratio of speeds | CORL wall time | our wall time |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for dataset, algorithm, updates in sorted({(r["dataset"], r["algorithm"], r["updates"]) for r in lines}):
-        cells = {}
         group = [r for r in lines if (r["dataset"], r["algorithm"], r["updates"]) == (dataset, algorithm, updates)]
-        for name in CONTENDERS:
-            own = [r for r in group if r["contender"] == name]
-            scores = [r["return"] if r["score"] is None else r["score"] for r in own]
-            cells[name] = (scores, [r["updates_per_second"] for r in own])
-        seeds = "/".join(str(len(cells[name][0])) for name in CONTENDERS)
+        own = {name: {r["seed"]: r for r in group if r["contender"] == name} for name in CONTENDERS}
+        seeds = sorted(own["corl"].keys() & own["palaestra"].keys())
+        speeds = [{s: r["updates_per_second"] for s, r in own[name].items()} for name in CONTENDERS]
         behaviour = group[0]["behaviour_return" if group[0]["behaviour_score"] is None else "behaviour_score"]
-        words = [dataset, algorithm, f"{updates:,}", seeds, f"{behaviour:.1f}"]
-        words += [_format_mean(cells[name][0]) for name in CONTENDERS]
-        words += [_format_mean(cells[name][1], digits=0) for name in CONTENDERS]
-        speeds = [statistics.fmean(cells[name][1]) if cells[name][1] else math.nan for name in CONTENDERS]
-        rows.append("| " + " | ".join([*words, f"{speeds[1] / speeds[0]:.2f}"]) + " |")
+        words = [dataset, algorithm, f"{updates:,}", "/".join(str(len(own[n])) for n in CONTENDERS), f"{behaviour:.1f}"]
+        words += [_format_mean([_score(r) for r in own[name].values()]) for name in CONTENDERS]
+        words += [_format_mean(list(speed.values()), digits=0) for speed in speeds]
+        words.append(_format_ratio([speeds[1][seed] / speeds[0][seed] for seed in seeds]))
+        words += [f"{_format_mean([r['seconds'] for r in own[name].values()], digits=0)} s" for name in CONTENDERS]
+        rows.append("| " + " | ".join(words) + " |")
     return "\n".join(rows)
+
+
+def _score(line: dict[str, Any]) -> float:
+    return float(line["return"] if line["score"] is None else line["score"])
+
+
+def _format_ratio(ratios: list[float]) -> str:
+    """The geometric mean of ratios, and its 95 % interval."""
+    if not ratios:
+        return "–"
+    logs = [math.log(ratio) for ratio in ratios]
+    mean, spread = statistics.fmean(logs), interval(logs)
+    text = f"{math.exp(mean):.2f}"
+    return text if math.isnan(spread) else f"{text} ({math.exp(mean - spread):.2f} to {math.exp(mean + spread):.2f})"
 
 
 def _format_mean(values: list[float], digits: int = 1) -> str:
