@@ -1,15 +1,18 @@
 """Paths, a machine, and running a plan the way the service does: that argv, that environment, that directory."""
 
 import os
+import shutil
 import subprocess
 import venv
 from pathlib import Path
 
 import pytest
+from tests.runs.runners.corl_data import DATASET, make_short_spec, read_events, write_dataset
 
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.runner import AttemptPaths, LaunchPlan, Machine
+from palaestra.runs.runners.corl import CorlRunner
 
 
 @pytest.fixture
@@ -65,3 +68,38 @@ def bare_python(tmp_path_factory) -> str:
     directory = tmp_path_factory.mktemp("bare")
     venv.create(directory, with_pip=False)
     return str(directory / "bin" / "python")
+
+
+@pytest.fixture(scope="session")
+def stored_dataset(tmp_path_factory):
+    return write_dataset(Home(tmp_path_factory.mktemp("offline") / "var" / "training").datasets)
+
+
+@pytest.fixture
+def corl_home(stored_dataset, monkeypatch):
+    """A state directory with the dataset in it."""
+    base = stored_dataset.parents[4]
+    monkeypatch.setenv("PALAESTRA_HOME", str(base))
+    return Home(base / "var" / "training")
+
+
+@pytest.fixture
+def own_corl_home(stored_dataset, monkeypatch, tmp_path):
+    """A state directory with a copy of the dataset, which a test may damage."""
+    home = Home(tmp_path / "own" / "var" / "training")
+    shutil.copytree(stored_dataset, home.datasets / DATASET)
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "own"))
+    return home
+
+
+@pytest.fixture(scope="session")
+def corl_run(stored_dataset, tmp_path_factory):
+    """A finished run: its plan, its output and its events."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PALAESTRA_HOME", str(stored_dataset.parents[4]))
+        machine = Machine(environment=dict(os.environ), free_disk_bytes=10**12)
+        spec = make_short_spec(seed=3, config={"metrics_every": 10, "learning_rate": 1e-5, "betas": [0.8, 0.9]})
+        plan = CorlRunner().plan(spec, make_paths(tmp_path_factory.mktemp("trained")), machine)
+        code, output = run(plan)
+    assert code == 0, output
+    return spec, plan, output, read_events(plan)

@@ -1,11 +1,21 @@
-"""A small dataset of Pendulum, made by a seeded random policy, in a state directory of its own."""
+"""A dataset of Pendulum made by a seeded random policy, specs of the scripts in `corl_checkout`, and their events."""
 
+from importlib.util import find_spec
 from pathlib import Path
 
 import gymnasium
 import numpy as np
+import pytest
 
 from palaestra.experience.datasets import DatasetFacts, Episode, create_dataset
+from palaestra.files.run_directory import Attempt
+from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.spec import RunSpec
+from palaestra.telemetry import JournalReader
+
+CHECKOUT = Path(__file__).parent / "corl_checkout"
+DATASET = "pendulum/random-v0"
+needs_pyrallis = pytest.mark.skipif(find_spec("pyrallis") is None, reason="pyrallis is not installed")
 
 RANDOM_SCORE, EXPERT_SCORE = -1000.0, 0.0
 EPISODES, STEPS = 4, 50
@@ -45,3 +55,24 @@ def _record_episode(env, number):
     ends = np.arange(len(rewards)) == len(rewards) - 1
     terminated = ends & (number % 2 == 0)
     return Episode({"": np.array(observations)}, np.array(actions), np.array(rewards), terminated, ends & ~terminated)
+
+
+def make_spec(**options):
+    config = {"checkout": str(CHECKOUT), "dataset": DATASET, **options.pop("config", {})}
+    return RunSpec(**{"runner": "corl", "script": "regression", "config": config, **options})
+
+
+def make_short_spec(**options):
+    config = {"max_timesteps": 100, "eval_freq": 50, **options.pop("config", {})}
+    return make_spec(config=config, **options)
+
+
+def read_events(plan):
+    """The events that the service reads from the run."""
+    attempt = Attempt(plan.paths.attempt_dir)
+    translator = Translator(attempt, plan.sources, 1)
+    while translator.pump(10_000):
+        pass
+    translator.close()
+    with JournalReader(attempt.journal) as reader:
+        return [record.event for record in reader.read()]

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import pytest
 from tests.runs.runners.acting import MACHINE
+from tests.runs.runners.corl_data import CHECKOUT as CORL
 from tests.runs.runners.example_runner import ExampleRunner
 from tests.runs.runners.test_cleanrl import CHECKOUT
-from tests.runs.runners.test_corl import CHECKOUT as CORL
 
 from palaestra.errors import ConfigError, UnknownEnvironment
 from palaestra.runs.catalogue import Readiness

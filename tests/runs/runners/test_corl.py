@@ -5,63 +5,36 @@ import os
 import shutil
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from pathlib import Path
 
+import gymnasium
+import numpy as np
 import pytest
-from tests.runs.runners.conftest import make_paths, run, start
-from tests.runs.runners.corl_data import EPISODES, STEPS, write_dataset
+from tests.runs.runners.conftest import run, start
+from tests.runs.runners.corl_data import (
+    CHECKOUT,
+    DATASET,
+    EPISODES,
+    STEPS,
+    make_short_spec,
+    make_spec,
+    needs_pyrallis,
+    read_events,
+    write_dataset,
+)
 
 from palaestra.experience.datasets import find_dataset
-from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
-from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
 from palaestra.runs.phase import Phase
 from palaestra.runs.process.interpreter import Interpreter, Probe
-from palaestra.runs.runner import Machine
 from palaestra.runs.runners.corl import CorlRunner
 from palaestra.runs.runners.corl.checks import jax_findings
 from palaestra.runs.runners.corl.script import read_corl_script
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
-from palaestra.telemetry import CheckpointSaved, EpisodeSummary, JournalReader, TrainingStep
-
-CHECKOUT = Path(__file__).parent / "corl_checkout"
-DATASET = "pendulum/random-v0"
-needs_pyrallis = pytest.mark.skipif(find_spec("pyrallis") is None, reason="pyrallis is not installed")
-
-
-@pytest.fixture(scope="session")
-def stored_dataset(tmp_path_factory):
-    return write_dataset(Home(tmp_path_factory.mktemp("offline") / "var" / "training").datasets)
-
-
-@pytest.fixture
-def home(stored_dataset, monkeypatch):
-    """A state directory with the dataset in it."""
-    base = stored_dataset.parents[4]
-    monkeypatch.setenv("PALAESTRA_HOME", str(base))
-    return Home(base / "var" / "training")
-
-
-@pytest.fixture
-def own_home(stored_dataset, monkeypatch, tmp_path):
-    """A state directory with a copy of the dataset, which a test may damage."""
-    home = Home(tmp_path / "own" / "var" / "training")
-    shutil.copytree(stored_dataset, home.datasets / DATASET)
-    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "own"))
-    return home
-
-
-def _spec(**options):
-    config = {"checkout": str(CHECKOUT), "dataset": DATASET, **options.pop("config", {})}
-    return RunSpec(**{"runner": "corl", "script": "regression", "config": config, **options})
-
-
-def _short(**options):
-    config = {"max_timesteps": 100, "eval_freq": 50, **options.pop("config", {})}
-    return _spec(config=config, **options)
+from palaestra.telemetry import CheckpointSaved, EpisodeSummary, TrainingStep
 
 
 def _only_refusal(spec, machine):
@@ -73,39 +46,15 @@ def _findings(spec, machine):
     return {finding.check: finding for finding in CorlRunner().preflight(spec, machine)}
 
 
-def _events(plan):
-    """The events that the service reads from the run."""
-    attempt = Attempt(plan.paths.attempt_dir)
-    translator = Translator(attempt, plan.sources, 1)
-    while translator.pump(10_000):
-        pass
-    translator.close()
-    with JournalReader(attempt.journal) as reader:
-        return [record.event for record in reader.read()]
-
-
 def _metric(events, name):
     return {e.env_step: e.metrics[name] for e in events if isinstance(e, TrainingStep) and name in e.metrics}
 
 
-@pytest.fixture(scope="session")
-def trained(stored_dataset, tmp_path_factory):
-    """A finished run: its plan, its output and its events."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PALAESTRA_HOME", str(stored_dataset.parents[4]))
-        machine = Machine(environment=dict(os.environ), free_disk_bytes=10**12)
-        spec = _short(seed=3, config={"metrics_every": 10, "learning_rate": 1e-5, "betas": [0.8, 0.9]})
-        plan = CorlRunner().plan(spec, make_paths(tmp_path_factory.mktemp("trained")), machine)
-        code, output = run(plan)
-    assert code == 0, output
-    return spec, plan, output, _events(plan)
-
-
 @needs_pyrallis
 def test_an_unmodified_script_learns_from_a_local_dataset_and_reports_losses_scores_and_checkpoints(
-    home, trained, machine
+    corl_home, corl_run, machine
 ):
-    spec, plan, output, events = trained
+    spec, plan, output, events = corl_run
 
     assert "refused" not in {finding.level for finding in CorlRunner().preflight(spec, machine)}
     assert plan.argv[1:] == (
@@ -136,24 +85,24 @@ def test_an_unmodified_script_learns_from_a_local_dataset_and_reports_losses_sco
 
 
 @needs_pyrallis
-def test_the_same_seed_gives_the_same_metrics(home, trained, paths, machine):
-    spec, _, _, events = trained
+def test_the_same_seed_gives_the_same_metrics(corl_home, corl_run, paths, machine):
+    spec, _, _, events = corl_run
     plan = CorlRunner().plan(spec, paths, machine)
 
     assert run(plan)[0] == 0
 
-    again = [event.metrics for event in _events(plan) if isinstance(event, TrainingStep)]
+    again = [event.metrics for event in read_events(plan) if isinstance(event, TrainingStep)]
     assert again == [event.metrics for event in events if isinstance(event, TrainingStep)]
 
 
 @needs_pyrallis
-def test_a_script_with_epochs_and_no_step_counts_updates(home, paths, machine):
+def test_a_script_with_epochs_and_no_step_counts_updates(corl_home, paths, machine):
     config = {"num_epochs": 3, "num_updates_on_epoch": 40, "log_every": 20, "eval_every": 2}
-    plan = CorlRunner().plan(_spec(script="epochs", seed=1, config=config), paths, machine)
+    plan = CorlRunner().plan(make_spec(script="epochs", seed=1, config=config), paths, machine)
 
     code, output = run(plan)
 
-    events = _events(plan)
+    events = read_events(plan)
     assert code == 0, output
     assert "--env_name=Pendulum-v1" in plan.argv
     assert "--train_seed=1" in plan.argv
@@ -167,13 +116,13 @@ def test_a_script_with_epochs_and_no_step_counts_updates(home, paths, machine):
 
 
 @needs_pyrallis
-def test_a_fine_tuning_script_reports_the_episodes_in_its_environment(home, paths, machine):
+def test_a_fine_tuning_script_reports_the_episodes_in_its_environment(corl_home, paths, machine):
     config = {"offline_iterations": 10, "online_iterations": 450, "eval_frequency": 460, "metrics_every": 100}
-    plan = CorlRunner().plan(_spec(script="finetune/online", config=config), paths, machine)
+    plan = CorlRunner().plan(make_spec(script="finetune/online", config=config), paths, machine)
 
     code, output = run(plan)
 
-    events = _events(plan)
+    events = read_events(plan)
     episodes = [event for event in events if isinstance(event, EpisodeSummary)]
     assert code == 0, output
     # The script counts updates from 0: the second episode of 200 steps ends with update 10 + 400.
@@ -186,16 +135,16 @@ def test_a_fine_tuning_script_reports_the_episodes_in_its_environment(home, path
 
 
 def test_the_injected_modules_are_declared_with_their_hashes_and_the_environment_names_the_dataset(
-    home, paths, machine
+    corl_home, paths, machine
 ):
-    plan = CorlRunner().plan(_spec(), paths, machine)
+    plan = CorlRunner().plan(make_spec(), paths, machine)
 
     settings = json.loads(plan.environment["PALAESTRA_OFFLINE"])
     declared = plan.to_redacted_dict()["injected"]
     assert [Path(entry["path"]).name for entry in declared] == ["gym.py", "d4rl.py", "wandb.py"]
     assert all(len(entry["sha256"]) == 64 and entry["why"] for entry in declared)
     assert plan.environment["PYTHONPATH"] == f"{paths.attempt_dir / 'shim'}:{CHECKOUT}"
-    assert settings["path"] == str(home.datasets / DATASET)
+    assert settings["path"] == str(corl_home.datasets / DATASET)
     assert list(settings["files"]) == ["data/main_data.hdf5"]
     assert settings["action_range"] == [[-2.0], [2.0]]
     assert (settings["random_score"], settings["expert_score"]) == (-1000.0, 0.0)
@@ -203,25 +152,25 @@ def test_the_injected_modules_are_declared_with_their_hashes_and_the_environment
     assert settings["metrics_every"] == 500
 
 
-def test_the_digest_changes_with_the_script_and_with_the_dataset(own_home, paths, machine, tmp_path):
+def test_the_digest_changes_with_the_script_and_with_the_dataset(own_corl_home, paths, machine, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(CHECKOUT, copy)
-    spec = _spec(config={"checkout": str(copy)})
+    spec = make_spec(config={"checkout": str(copy)})
     before = CorlRunner().plan(spec, paths, machine).digest()
     with open(copy / "algorithms" / "offline" / "regression.py", "a") as file:
         file.write("# changed\n")
     changed_script = CorlRunner().plan(spec, paths, machine).digest()
-    shutil.rmtree(own_home.datasets / DATASET)
-    write_dataset(own_home.datasets, expert_score=10.0)
+    shutil.rmtree(own_corl_home.datasets / DATASET)
+    write_dataset(own_corl_home.datasets, expert_score=10.0)
     changed_dataset = CorlRunner().plan(spec, paths, machine).digest()
 
     assert len({before, changed_script, changed_dataset}) == 3
 
 
 @needs_pyrallis
-def test_a_config_file_of_the_checkout_is_the_base_and_given_values_win(home, paths, machine):
+def test_a_config_file_of_the_checkout_is_the_base_and_given_values_win(corl_home, paths, machine):
     config = {"config_path": "offline/epochs/small", "eval_every": 2, "log_every": 5}
-    plan = CorlRunner().plan(_spec(script="epochs", config=config), paths, machine)
+    plan = CorlRunner().plan(make_spec(script="epochs", config=config), paths, machine)
 
     code, output = run(plan)
 
@@ -234,14 +183,14 @@ def test_a_config_file_of_the_checkout_is_the_base_and_given_values_win(home, pa
         "eval_every": 2,
         "env_name": "Pendulum-v1",
     }
-    assert list(_metric(_events(plan), "eval_return")) == [10, 30, 40]
+    assert list(_metric(read_events(plan), "eval_return")) == [10, 30, 40]
 
 
 @needs_pyrallis
-def test_a_warm_start_begins_with_the_saved_weights(home, trained, paths, machine):
-    _, first, _, events = trained
+def test_a_warm_start_begins_with_the_saved_weights(corl_home, corl_run, paths, machine):
+    _, first, _, events = corl_run
     (checkpoint,) = first.cwd.glob("models/*/checkpoint_99.pt")
-    spec = _short(seed=3, warm_start=str(checkpoint), config={"learning_rate": 1e-12})
+    spec = make_short_spec(seed=3, warm_start=str(checkpoint), config={"learning_rate": 1e-12})
 
     findings = _findings(spec, machine)
     plan = CorlRunner().plan(spec, paths, machine)
@@ -250,15 +199,33 @@ def test_a_warm_start_begins_with_the_saved_weights(home, trained, paths, machin
     assert findings["warm_start"].level == "ok"
     assert "counts its updates from 0 again" in findings["warm_start"].text
     assert f"--load_model={checkpoint}" in plan.argv
-    before, after = _metric(events, "eval_return"), _metric(_events(plan), "eval_return")
+    before, after = _metric(events, "eval_return"), _metric(read_events(plan), "eval_return")
     assert before[50] != before[100]
     assert after[50] == pytest.approx(before[100], rel=1e-6)
 
 
 @needs_pyrallis
-def test_sigterm_ends_a_run(home, paths, machine):
+def test_a_warm_start_from_another_script_or_environment_is_refused(own_corl_home, corl_run, machine):
+    _, plan, _, _ = corl_run
+    (first,), (second,) = plan.cwd.glob("models/*/checkpoint_49.pt"), plan.cwd.glob("models/*/checkpoint_99.pt")
+    other = import_checkpoint(own_corl_home, first, Provenance(agent_id="corl/iql", env_id="Pendulum-v1"))
+    own = import_checkpoint(own_corl_home, second, Provenance(agent_id="corl/regression", env_id="Pendulum-v1"))
+
+    refused = _only_refusal(make_short_spec(warm_start=other.path), machine)
+    accepted = _findings(make_short_spec(warm_start=own.path), machine)
+    import_checkpoint(own_corl_home, second, Provenance(agent_id="corl/regression", env_id="Hopper-v5"))
+    elsewhere = _only_refusal(make_short_spec(warm_start=own.path), machine)
+
+    assert refused.check == elsewhere.check == "warm_start"
+    assert "was saved by corl/iql, this is corl/regression" in refused.text
+    assert "it was trained in Hopper-v5, this is Pendulum-v1" in elsewhere.text
+    assert accepted["warm_start"].level == "ok"
+
+
+@needs_pyrallis
+def test_sigterm_ends_a_run(corl_home, paths, machine):
     config = {"num_epochs": 10**9, "eval_every": 1000, "log_every": 10**9}
-    plan = CorlRunner().plan(_spec(script="epochs", config=config), paths, machine)
+    plan = CorlRunner().plan(make_spec(script="epochs", config=config), paths, machine)
 
     with start(plan) as process:
         stdout = Attempt(plan.paths.attempt_dir).stdout
@@ -268,11 +235,11 @@ def test_sigterm_ends_a_run(home, paths, machine):
         code = process.wait(30)
 
     assert code == -15
-    assert _metric(_events(plan), "eval_return")[1000] == -500.0
+    assert _metric(read_events(plan), "eval_return")[1000] == -500.0
 
 
-def test_the_schema_has_the_fields_of_the_script_with_their_comments(home):
-    schema = CorlRunner().config_schema(_spec())
+def test_the_schema_has_the_fields_of_the_script_with_their_comments(corl_home):
+    schema = CorlRunner().config_schema(make_spec())
 
     properties = schema["properties"]
     assert properties["learning_rate"] == {
@@ -289,13 +256,13 @@ def test_the_schema_has_the_fields_of_the_script_with_their_comments(home):
     assert properties["project"]["x-hidden"]
     assert properties["dataset"]["x-choices"] == "datasets"
     assert not {"env", "seed", "load_model"} & properties.keys()
-    behind = CorlRunner().config_schema(_spec(script="epochs"))["properties"]
+    behind = CorlRunner().config_schema(make_spec(script="epochs"))["properties"]
     assert behind["eval_every"]["description"] == "epochs between evaluations"
     assert behind["num_epochs"]["description"] == ""
 
 
-def test_the_scripts_of_a_checkout_are_listed(home, machine):
-    scripts = {script.name: script for script in CorlRunner().scripts(_spec(script=None), machine)}
+def test_the_scripts_of_a_checkout_are_listed(corl_home, machine):
+    scripts = {script.name: script for script in CorlRunner().scripts(make_spec(script=None), machine)}
 
     assert list(scripts) == ["accelerated", "epochs", "regression", "finetune/online"]
     assert not scripts["accelerated"].installed
@@ -347,15 +314,15 @@ def test_the_scripts_of_a_checkout_are_listed(home, machine):
         ({"python": "/no/such/python"}, "python", "is not a program", "interpreter"),
     ],
 )
-def test_a_request_that_cannot_run_is_refused_with_a_remedy(home, machine, options, check, words, remedy):
-    refused = _only_refusal(_spec(**options), machine)
+def test_a_request_that_cannot_run_is_refused_with_a_remedy(corl_home, machine, options, check, words, remedy):
+    refused = _only_refusal(make_spec(**options), machine)
 
     assert refused.check == check
     assert words in refused.text
     assert remedy in refused.remedy
 
 
-def test_without_a_checkout_the_remedy_is_the_command_that_fetches_it(home, machine):
+def test_without_a_checkout_the_remedy_is_the_command_that_fetches_it(corl_home, machine):
     environment = {name: value for name, value in machine.environment.items() if name != "PALAESTRA_CORL"}
     spec = RunSpec(runner="corl", script="td3_bc", config={"dataset": DATASET})
 
@@ -365,13 +332,13 @@ def test_without_a_checkout_the_remedy_is_the_command_that_fetches_it(home, mach
     assert refused.remedy.startswith("git clone https://github.com/corl-team/CORL")
 
 
-def test_a_flipped_byte_in_the_dataset_is_refused_before_the_launch(own_home, machine):
-    data = own_home.datasets / DATASET / "data" / "main_data.hdf5"
+def test_a_flipped_byte_in_the_dataset_is_refused_before_the_launch(own_corl_home, machine):
+    data = own_corl_home.datasets / DATASET / "data" / "main_data.hdf5"
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
 
-    refused = _only_refusal(_spec(), machine)
+    refused = _only_refusal(make_spec(), machine)
 
     assert refused.check == "dataset"
     assert "main_data.hdf5 was changed" in refused.text
@@ -379,9 +346,9 @@ def test_a_flipped_byte_in_the_dataset_is_refused_before_the_launch(own_home, ma
 
 
 @needs_pyrallis
-def test_a_dataset_that_changes_after_the_launch_ends_the_run_with_the_reason(own_home, paths, machine):
-    plan = CorlRunner().plan(_spec(script="epochs"), paths, machine)
-    with open(own_home.datasets / DATASET / "data" / "main_data.hdf5", "r+b") as file:
+def test_a_dataset_that_changes_after_the_launch_ends_the_run_with_the_reason(own_corl_home, paths, machine):
+    plan = CorlRunner().plan(make_spec(script="epochs"), paths, machine)
+    with open(own_corl_home.datasets / DATASET / "data" / "main_data.hdf5", "r+b") as file:
         file.seek(3000)
         file.write(b"\xff" * 64)
 
@@ -391,37 +358,47 @@ def test_a_dataset_that_changes_after_the_launch_ends_the_run_with_the_reason(ow
     assert "main_data.hdf5 of pendulum/random-v0 was changed or damaged since the launch" in output
 
 
-def test_a_dataset_with_discrete_actions_is_refused(own_home, machine):
-    write_dataset(own_home.datasets, "cartpole/random-v0", "CartPole-v1")
+def test_a_dataset_with_discrete_actions_is_refused(own_corl_home, machine):
+    write_dataset(own_corl_home.datasets, "cartpole/random-v0", "CartPole-v1")
 
-    refused = _only_refusal(_spec(config={"dataset": "cartpole/random-v0"}), machine)
+    refused = _only_refusal(make_spec(config={"dataset": "cartpole/random-v0"}), machine)
 
     assert "its actions are Discrete(2)" in refused.text
     assert "palaestra train" in refused.remedy
 
 
-def test_a_dataset_whose_environment_has_other_spaces_here_is_refused(own_home, machine):
+def test_a_dataset_whose_environment_has_other_spaces_here_is_refused(own_corl_home, machine):
     # The dataset says that it comes from MountainCarContinuous, whose observations have 2 numbers.
-    shutil.rmtree(own_home.datasets / DATASET)
-    write_dataset(own_home.datasets, DATASET)
-    manifest = own_home.datasets / DATASET / "manifest.json"
+    shutil.rmtree(own_corl_home.datasets / DATASET)
+    write_dataset(own_corl_home.datasets, DATASET)
+    manifest = own_corl_home.datasets / DATASET / "manifest.json"
     manifest.write_text(manifest.read_text().replace("Pendulum-v1", "MountainCarContinuous-v0"))
 
-    refused = _only_refusal(_spec(), machine)
+    refused = _only_refusal(make_spec(), machine)
 
     assert refused.check == "dataset"
-    assert "does not fit MountainCarContinuous-v0: its observations are 3 float32, there they are 2 float32" in (
+    assert "does not fit MountainCarContinuous-v0: its observations are 3 float, there they are 2 float" in (
         refused.text
     )
 
 
-def test_w_and_b_without_credentials_is_refused_with_both_remedies(home, machine, tmp_path):
+def test_a_dataset_holds_the_numbers_of_its_environment_in_another_precision(own_corl_home, machine):
+    # The observations of HalfCheetah are float64, and datasets hold float32.
+    box = gymnasium.spaces.Box(-np.inf, np.inf, (17,), np.float32)
+    write_dataset(own_corl_home.datasets, "cheetah/random-v0", "HalfCheetah-v5", observation_space=box)
+
+    findings = CorlRunner().preflight(make_spec(config={"dataset": "cheetah/random-v0"}), machine)
+
+    assert [finding for finding in findings if finding.level == "refused"] == []
+
+
+def test_w_and_b_without_credentials_is_refused_with_both_remedies(corl_home, machine, tmp_path):
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     bare = replace(machine, environment={**environment, "HOME": str(tmp_path)})
 
-    refused = {f.check: f for f in CorlRunner().preflight(_spec(track="online"), bare) if f.level == "refused"}
+    refused = {f.check: f for f in CorlRunner().preflight(make_spec(track="online"), bare) if f.level == "refused"}
     with_key = replace(bare, environment={**bare.environment, "WANDB_API_KEY": "x" * 40})
-    accepted = _findings(_spec(track="online"), with_key)
+    accepted = _findings(make_spec(track="online"), with_key)
 
     assert "WANDB_API_KEY" in refused["credentials"].text
     assert "wandb login" in refused["credentials"].remedy
@@ -429,17 +406,17 @@ def test_w_and_b_without_credentials_is_refused_with_both_remedies(home, machine
     assert accepted["credentials"].level == "ok"
 
 
-def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused(home, machine):
+def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused(corl_home, machine):
     # 1,000,000 updates with a checkpoint every 5,000 are 200 files.
-    refused = _only_refusal(_spec(), replace(machine, free_disk_bytes=100 << 20))
+    refused = _only_refusal(make_spec(), replace(machine, free_disk_bytes=100 << 20))
 
     assert refused.check == "disk"
     assert "200 checkpoints" in refused.text
     assert "checkpoints_path=null" in refused.remedy
 
 
-def test_an_interpreter_without_pyrallis_is_refused_with_the_command_that_installs_it(home, machine, bare_python):
-    spec = _spec(python=bare_python)
+def test_an_interpreter_without_pyrallis_is_refused_with_the_command_that_installs_it(corl_home, machine, bare_python):
+    spec = make_spec(python=bare_python)
 
     refused = {f.check: f for f in CorlRunner().preflight(spec, machine) if f.level == "refused"}
 
@@ -447,8 +424,8 @@ def test_an_interpreter_without_pyrallis_is_refused_with_the_command_that_instal
     assert set(refused) == {f"dependency:{name}" for name in ("gymnasium", "h5py", "numpy", "pyrallis", "torch")}
 
 
-def test_a_script_for_jax_is_refused_without_jax_and_with_one_that_lacks_a_function(home, machine):
-    without = _only_refusal(_spec(script="accelerated"), machine)
+def test_a_script_for_jax_is_refused_without_jax_and_with_one_that_lacks_a_function(corl_home, machine):
+    without = _only_refusal(make_spec(script="accelerated"), machine)
     script = read_corl_script(CHECKOUT / "algorithms" / "offline" / "accelerated.py")
     (later,) = jax_findings(script, Interpreter("python", "as given"), Probe(packages={"jax": "0.10.2"}))
     earlier = list(jax_findings(script, Interpreter("python", "as given"), Probe(packages={"jax": "0.4.35"})))
@@ -461,9 +438,9 @@ def test_a_script_for_jax_is_refused_without_jax_and_with_one_that_lacks_a_funct
     assert earlier == []
 
 
-def test_a_long_run_on_a_cpu_and_a_run_without_an_evaluation_are_warned_about(home, machine):
-    long = _findings(_spec(config={"batch_size": 1024}), machine)
-    unevaluated = _findings(_spec(config={"max_timesteps": 100}), machine)
+def test_a_long_run_on_a_cpu_and_a_run_without_an_evaluation_are_warned_about(corl_home, machine):
+    long = _findings(make_spec(config={"batch_size": 1024}), machine)
+    unevaluated = _findings(make_spec(config={"max_timesteps": 100}), machine)
 
     assert long["time"].level == "warning"
     assert "1,000,000 updates on a CPU take about" in long["time"].text
@@ -473,7 +450,7 @@ def test_a_long_run_on_a_cpu_and_a_run_without_an_evaluation_are_warned_about(ho
     assert "time" not in unevaluated
 
 
-def test_a_checkpoint_with_code_in_it_is_not_loaded(home, machine, tmp_path):
+def test_a_checkpoint_with_code_in_it_is_not_loaded(corl_home, machine, tmp_path):
     import pickle
 
     class Evil:
@@ -483,23 +460,23 @@ def test_a_checkpoint_with_code_in_it_is_not_loaded(home, machine, tmp_path):
     path = tmp_path / "checkpoint_1.pt"
     path.write_bytes(pickle.dumps(Evil()))
 
-    refused = _only_refusal(_spec(warm_start=str(path)), machine)
+    refused = _only_refusal(make_spec(warm_start=str(path)), machine)
 
     assert refused.check == "warm_start"
     assert "would unpickle it" in refused.text
 
 
 @needs_pyrallis
-def test_a_supervised_run_registers_checkpoints_with_their_dataset_and_needs_no_episodes(own_home, monkeypatch):
+def test_a_supervised_run_registers_checkpoints_with_their_dataset_and_needs_no_episodes(own_corl_home, monkeypatch):
     config = {"num_epochs": 60, "log_every": 1000, "eval_every": 30}
-    with TrainerOrchestrator(own_home.base) as orchestrator:
+    with TrainerOrchestrator(own_corl_home.base) as orchestrator:
         keys = {"checkout": str(CHECKOUT), "dataset": DATASET}
         run_id = orchestrator.launch("corl", {**keys, **config}, consent=True, script="epochs", seed=1)
         for _ in orchestrator.stream(run_id):
             pass
         record = orchestrator.run(run_id)
 
-    checkpoints = sorted(list_checkpoints(own_home, run_id=run_id), key=lambda row: row.env_step)
+    checkpoints = sorted(list_checkpoints(own_corl_home, run_id=run_id), key=lambda row: row.env_step)
     # 60,000 updates without an episode would raise the alarm of a run that acts.
     assert (record.phase, record.reason, record.alarms) == (Phase.SUCCEEDED, "done", ())
     assert (record.agent_id, record.env_id, record.env_step) == ("corl/epochs", "Pendulum-v1", 60_000)
@@ -508,7 +485,7 @@ def test_a_supervised_run_registers_checkpoints_with_their_dataset_and_needs_no_
         (31_000, 50.0, "30.pt"),
         (60_000, 50.0, "59.pt"),
     ]
-    dataset = find_dataset(DATASET, own_home.datasets)
+    dataset = find_dataset(DATASET, own_corl_home.datasets)
     assert checkpoints[0].offline_dataset == {
         "dataset_id": DATASET,
         "sha256": dataset.sha256,
@@ -516,5 +493,5 @@ def test_a_supervised_run_registers_checkpoints_with_their_dataset_and_needs_no_
     }
 
 
-def test_the_runner_uses_the_interpreter_of_the_service_without_another(home, paths, machine):
-    assert CorlRunner().plan(_spec(), paths, machine).argv[0] == sys.executable
+def test_the_runner_uses_the_interpreter_of_the_service_without_another(corl_home, paths, machine):
+    assert CorlRunner().plan(make_spec(), paths, machine).argv[0] == sys.executable

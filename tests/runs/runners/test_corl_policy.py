@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 import pytest
 from tests.runs.runners.acting import Acting
-from tests.runs.runners.test_corl import DATASET, home, needs_pyrallis, stored_dataset, trained  # noqa: F401
+from tests.runs.runners.corl_data import DATASET, needs_pyrallis
 
 from palaestra.errors import CheckpointError
 from palaestra.runs.checkpoints.files import detect_format, digest_path
@@ -19,8 +19,8 @@ from palaestra.runs.runners.conformance import check_runner
 from palaestra.runs.runners.corl import CorlRunner
 
 
-def _request(trained, name="checkpoint_99.pt", **options):  # noqa: F811
-    spec, plan, _, _ = trained
+def _request(corl_run, name="checkpoint_99.pt", **options):
+    spec, plan, _, _ = corl_run
     (path,) = plan.cwd.glob(f"models/*/{name}")
     digest = digest_path(path)
     record = CheckpointRecord(
@@ -42,9 +42,9 @@ def _request(trained, name="checkpoint_99.pt", **options):  # noqa: F811
 
 
 @needs_pyrallis
-def test_a_checkpoint_reaches_the_return_that_its_script_reported(home, trained, machine):  # noqa: F811
-    plan = CorlRunner().plan_policy(_request(trained), machine)
-    reported = [event.metrics["eval_return"] for event in trained[3] if "eval_return" in getattr(event, "metrics", {})]
+def test_a_checkpoint_reaches_the_return_that_its_script_reported(corl_home, corl_run, machine):
+    plan = CorlRunner().plan_policy(_request(corl_run), machine)
+    reported = [event.metrics["eval_return"] for event in corl_run[3] if "eval_return" in getattr(event, "metrics", {})]
 
     acting = Acting(plan)
     env = gymnasium.make("Pendulum-v1")
@@ -68,8 +68,8 @@ def test_a_checkpoint_reaches_the_return_that_its_script_reported(home, trained,
 
 
 @needs_pyrallis
-def test_a_changed_script_needs_consent(home, trained, machine, tmp_path):  # noqa: F811
-    request = _request(trained)
+def test_a_changed_script_needs_consent(corl_home, corl_run, machine, tmp_path):
+    request = _request(corl_run)
     copy = shutil.copytree(request.spec.config["checkout"], tmp_path / "copy")
     with open(copy / "algorithms" / "offline" / "regression.py", "a") as file:
         file.write("# changed\n")
@@ -89,14 +89,14 @@ def test_a_changed_script_needs_consent(home, trained, machine, tmp_path):  # no
         ({"command": {}}, "not in the directory of its run"),
     ],
 )
-def test_a_checkpoint_that_cannot_act_is_refused(home, trained, machine, changes, words):  # noqa: F811
+def test_a_checkpoint_that_cannot_act_is_refused(corl_home, corl_run, machine, changes, words):
     with pytest.raises(CheckpointError, match=words):
-        CorlRunner().plan_policy(replace(_request(trained), **changes), machine)
+        CorlRunner().plan_policy(replace(_request(corl_run), **changes), machine)
 
 
 @needs_pyrallis
-def test_a_script_without_a_network_that_acts_cannot_play(home, trained, machine):  # noqa: F811
-    request = _request(trained)
+def test_a_script_without_a_network_that_acts_cannot_play(corl_home, corl_run, machine):
+    request = _request(corl_run)
     config = {key: request.spec.config[key] for key in ("checkout", "dataset")}
     spec = request.spec.model_copy(update={"script": "epochs", "config": config})
 
@@ -115,5 +115,5 @@ def test_a_policy_of_a_dataset_does_not_belong_into_another_environment():
 
 
 @needs_pyrallis
-def test_corl_keeps_the_rules(home, trained, tmp_path):  # noqa: F811
-    check_runner(CorlRunner, trained[0], tmp_path)
+def test_corl_keeps_the_rules(corl_home, corl_run, tmp_path):
+    check_runner(CorlRunner, corl_run[0], tmp_path)

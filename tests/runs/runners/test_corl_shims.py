@@ -7,8 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from tests.runs.runners.corl_data import EPISODES, STEPS
-from tests.runs.runners.test_corl import DATASET, home, stored_dataset  # noqa: F401
+from tests.runs.runners.corl_data import DATASET, EPISODES, STEPS
 
 from palaestra.experience.datasets import find_dataset
 from palaestra.runs.runners.corl.offline_data import load_offline_data
@@ -17,7 +16,7 @@ from palaestra.runs.spec import RunSpec
 
 
 @pytest.fixture
-def run_code(home, tmp_path):  # noqa: F811
+def run_code(corl_home, tmp_path):
     """Runs a program as a CORL script would run, and returns the JSON values that it prints."""
 
     def run(code, *, pythonpath=(), metrics_every=1, wandb=False, **changes):
@@ -37,7 +36,7 @@ def run_code(home, tmp_path):  # noqa: F811
     return run
 
 
-def test_the_arrays_are_those_of_the_dataset_with_actions_from_minus_one_to_one(run_code, home):  # noqa: F811
+def test_the_arrays_are_those_of_the_dataset_with_actions_from_minus_one_to_one(run_code, corl_home):
     code = """
 import json, d4rl, gym
 env = gym.make("Pendulum-v1")
@@ -52,7 +51,7 @@ print(json.dumps([env.action_space.low.tolist(), env.action_space.high.tolist(),
 """
     arrays, (ends, timeouts), facts = run_code(code)
 
-    stored = find_dataset(DATASET, home.datasets).load_transitions()
+    stored = find_dataset(DATASET, corl_home.datasets).load_transitions()
     assert len(arrays["rewards"]) == EPISODES * STEPS
     np.testing.assert_allclose(arrays["observations"], stored.observation, rtol=1e-6)
     np.testing.assert_allclose(arrays["next_observations"], stored.next_observation, rtol=1e-6)

@@ -6,7 +6,11 @@ import netrc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from palaestra.errors import ConfigError
+from palaestra.files.home import Home
+from palaestra.runs.checkpoints.catalogue import get_checkpoint
 from palaestra.runs.checkpoints.pickle_scan import scan
+from palaestra.runs.checkpoints.signature import find_dataset_mismatch, find_incompatibilities
 from palaestra.runs.process.interpreter import Interpreter, Probe
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.corl.offline_data import OfflineData
@@ -119,8 +123,8 @@ def jax_findings(script: CorlScript, interpreter: Interpreter, probed: Probe) ->
         yield Finding("dependency:jax", "refused", text, remedy)
 
 
-def warm_start_findings(script: CorlScript, spec: RunSpec) -> Iterator[Finding]:
-    """Whether the script can begin with the weights of a checkpoint, and what that means."""
+def warm_start_findings(script: CorlScript, name: str, spec: RunSpec, data: OfflineData) -> Iterator[Finding]:
+    """Whether the script, called `name`, can begin with the weights of a checkpoint, and what that means."""
     if spec.warm_start is None:
         return
     path = spec.invoked_from / Path(spec.warm_start).expanduser()
@@ -135,11 +139,28 @@ def warm_start_findings(script: CorlScript, spec: RunSpec) -> Iterator[Finding]:
     elif reason := scan(path).reason:
         text = f"{path.name} {reason}, and the script would unpickle it"
         yield Finding("warm_start", "refused", text, "Use a checkpoint that a script of CORL saved")
+    elif reason := _find_other_origin(path, name, data):
+        yield Finding("warm_start", "refused", reason, f"Use a checkpoint of corl/{name} in {data.env_id}")
     else:
         text = (
             f"{script.path.name} loads the networks and optimisers of {path.name} and counts its updates from 0 again"
         )
         yield Finding("warm_start", "ok", text)
+
+
+def _find_other_origin(path: Path, name: str, data: OfflineData) -> str:
+    """Why the networks of a registered checkpoint do not fit; empty if they do, and for any other file."""
+    try:
+        record = get_checkpoint(Home.default(), str(path))
+    except ConfigError:
+        return ""
+    mismatch = find_dataset_mismatch(record.offline_dataset, data.env_id)
+    for reason in (
+        [mismatch] if mismatch else find_incompatibilities({"env_id": record.env_id}, {"env_id": data.env_id})
+    ):
+        return f"{path.name}: {reason}"
+    agent_id = f"corl/{name}"
+    return "" if record.agent_id == agent_id else f"{path.name} was saved by {record.agent_id}, this is {agent_id}"
 
 
 def tracking_findings(spec: RunSpec, machine: Machine) -> Iterator[Finding]:

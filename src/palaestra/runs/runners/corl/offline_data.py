@@ -134,16 +134,10 @@ def dataset_findings(data: OfflineData, probed: Probe) -> list[Finding]:
     dataset = data.dataset
     facts = f"{dataset.total_steps:,} steps, {dataset.total_episodes:,} episodes, sha256 {dataset.sha256[:12]}"
     findings = [Finding("dataset", "ok", f"{dataset.dataset_id}: {facts}")]
-    recorded: JsonObject = {
-        "observation_space": space_json(dataset.observation_space),
-        "action_space": space_json(dataset.action_space),
-    }
     if probed.env_signature:
-        here = {key: probed.env_signature.get(key) for key in recorded}
-        for side in ("low", "high"):
-            # Versions of Gymnasium disagree about the bounds of observations, which no script reads.
-            recorded["observation_space"].pop(side, None)
-            here["observation_space"] = {k: v for k, v in (here["observation_space"] or {}).items() if k != side}
+        spaces = {"observation_space": dataset.observation_space, "action_space": dataset.action_space}
+        recorded = {key: _without_details(key, space_json(space)) for key, space in spaces.items()}
+        here = {key: _without_details(key, probed.env_signature.get(key) or {}) for key in spaces}
         if reasons := find_incompatibilities(recorded, here):
             text = f"{dataset.dataset_id} does not fit {data.env_id}: {'; '.join(reasons)}"
             findings.append(Finding("dataset", "refused", text, f"Use a dataset that was recorded in {data.env_id}"))
@@ -156,3 +150,12 @@ def dataset_findings(data: OfflineData, probed: Probe) -> list[Finding]:
         remedy = "Create it with reference scores (palaestra datasets create)"
         findings.append(Finding("scores", "warning", text, remedy))
     return findings
+
+
+def _without_details(key: str, space: JsonObject) -> JsonObject:
+    """A space without what no script reads: the bounds of observations, and the precision of numbers."""
+    left_out = ("low", "high") if key == "observation_space" else ()
+    description = {name: value for name, value in space.items() if name not in left_out}
+    if str(space.get("dtype", "")).startswith("float"):
+        description["dtype"] = "float"
+    return description

@@ -188,7 +188,7 @@ class CorlRunner:
             *request.findings,
             *run_findings(request.script, request.all_values, data, machine, on_gpu=spec.gpus > 0),
             *jax_findings(request.script, interpreter, probed),
-            *warm_start_findings(request.script, spec),
+            *warm_start_findings(request.script, _script_name(request.script.path), spec, data),
             *tracking_findings(spec, machine),
         ]
 
