@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 from torch import nn
 
 from palaestra.actor.compatibility import buffer_shape, check_spaces
+from palaestra.actor.policy_actor import Compiled
 from palaestra.env.spaces import allocate_row, copy_observation, random_actions, write_observation
 from palaestra.env.vector import Snapshot, VectorEnv
 from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.experience.columns import map_column
 from palaestra.experience.replay import ReplayBuffer, TransitionBatch
 from palaestra.policy.device import device_of, move_to
+from palaestra.policy.fused import FusedActor, why_not_fused
 from palaestra.policy.network import eval_mode
 from palaestra.transport.dataset_source import DatasetSource
 from palaestra.transport.source import Batch, EpisodeStats, ExperienceSource, SavedState, Timing, TrainingProgress
@@ -55,19 +58,24 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
         seed: int,
         total_timesteps: int,
         save_replay: bool = True,
+        compiled: Compiled = "auto",
         dataset: DatasetSource | None = None,
         offline_updates: int = 0,
         mix: float = 0.0,
         stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`dataset`: transitions for `offline_updates` gradient steps before the first step in the environment, and
-        for a share `mix` of every minibatch after it. `save_replay`: whether `state` includes the buffer.
+        """`save_replay`: whether `state` includes the buffer. `compiled`: whether to act without autograd if possible.
+
+        `dataset`: transitions for `offline_updates` gradient steps before the first step in the environment, and for a
+        share `mix` of every minibatch after it.
         """
         check_spaces(policy, env)
         if env.mask_size:
             reason = "its actions are masked, and algorithms on transitions value masked actions as well"
             raise ConfigError("env.id", type(env).__name__, reason, "Use ppo")
         self.env, self.rules, self.stop = env, rules, stop
+        self._fused: FusedActor | None = None
+        self._uses_fused = compiled != "off" and why_not_fused(policy) is None
         self.policy: Any = policy
         self.progress, self.total_timesteps = TrainingProgress(), total_timesteps
         config, shape = rules.config, buffer_shape(env, policy)
@@ -106,7 +114,10 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
             return Batch(TransitionBatch(self.dataset.sample(steps, self.rules.config.batch_size)))
         began, before, episodes = time.perf_counter(), self.progress.steps, list[EpisodeStats]()
         config = self.rules.config
-        with eval_mode(self.policy), torch.inference_mode():
+        if self._uses_fused and (self._fused is None or not self._fused.is_current()):
+            self._fused = FusedActor(self.policy, self.env.num_envs)
+        # Networks that act without autograd have no dropout.
+        with nullcontext() if self._uses_fused else eval_mode(self.policy), torch.no_grad():
             taken = 0
             while taken < config.train_freq or self.buffer.size < config.learning_starts:
                 if self.stop():
@@ -155,9 +166,11 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
             distribution.exploration.fill_(amount)
         uniform = distribution.noise_kind == "uniform"
         draw: Callable[..., NDArray[np.float32]] = self._rng.random if uniform else self._rng.standard_normal
+        noise, observation = draw((self.env.num_envs, distribution.noise_size), dtype=np.float32), self._row.observation
+        if self._fused is not None:
+            return self._fused.explore(observation, noise)  # type: ignore[arg-type]
         device = device_of(policy)
-        noise = move_to(device, draw((self.env.num_envs, distribution.noise_size), dtype=np.float32))
-        acted: NDArray[Any] = policy.explore(move_to(device, self._row.observation), noise).cpu().numpy()
+        acted: NDArray[Any] = policy.explore(move_to(device, observation), move_to(device, noise)).cpu().numpy()
         return acted
 
     def _share(self) -> float:

@@ -113,8 +113,8 @@ class TransitionPolicy(nn.Module):
         return ActResult(action, distribution.log_prob(parameters, action), value)
 
     def explore(self, observation: TensorObservation, noise: Tensor) -> Tensor:
-        """Only the actions of `act`, which needs no critic."""
-        return self.act(observation, noise).action
+        """The actions of `act` alone, which may need fewer networks."""
+        return self.distribution.sample(self(observation)[0], noise)
 
     def value(self, observation: TensorObservation) -> Tensor:
         """Values `[B]`."""

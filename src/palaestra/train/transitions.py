@@ -29,6 +29,7 @@ from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.transitions.learner import TransitionLearner
 from palaestra.policy.compiled import device_notices
+from palaestra.policy.fused import why_not_fused
 from palaestra.policy.off_policy import TransitionPolicy
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.policy.tabular import TabularPolicy
@@ -56,6 +57,10 @@ class TransitionTraining:
         self.policy: Any = policy
         check_spaces(policy, env)
         algorithm, t = make_algorithm(config.algorithm, "transitions"), config.trainer
+        reason = why_not_fused(policy) if t.compiled == "on" else None
+        if reason is not None:
+            remedy = "Use 'auto' to learn through autograd"
+            raise ConfigError("trainer.compiled", "on", f"this policy cannot learn compiled: {reason}", remedy)
         self.publisher = SharedWeights()
         self.learner = TransitionLearner(
             policy, algorithm, seed=t.seed, compiled=t.compiled != "off", progress=self._progress
@@ -93,6 +98,7 @@ class TransitionTraining:
             seed=self.config.trainer.seed,
             total_timesteps=self.config.total_timesteps,
             save_replay=self.config.trainer.save_replay,
+            compiled=self.config.trainer.compiled,
             dataset=data,
             offline_updates=settings.offline_updates if settings else 0,
             mix=settings.mix if settings else 0.0,

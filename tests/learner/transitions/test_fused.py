@@ -1,4 +1,4 @@
-"""Updates without autograd take the same steps as the losses that define them."""
+"""Without autograd the learners compute the same numbers as with it."""
 
 import numpy as np
 import pytest
@@ -6,145 +6,164 @@ import torch
 from gymnasium import spaces
 
 from palaestra.errors import NonFiniteError
-from palaestra.experience.replay import TransitionBatch
-from palaestra.learner.transitions import BC, DQN, IQL, SAC, TD3BC
-from palaestra.learner.transitions.dense import DensePass, DenseWeights
-from palaestra.learner.transitions.learner import TransitionLearner
+from palaestra.learner.registry import ALGORITHMS
+from palaestra.learner.transitions import TransitionLearner
 from palaestra.policy.config import PolicyConfig
+from palaestra.policy.fused import FusedActor, FusedMLP, why_not_fused
 from palaestra.policy.off_policy import TRANSITION_POLICIES
 
-OBSERVATION = spaces.Box(-np.inf, np.inf, (5,), np.float32)
-ACTION = spaces.Box(-2.0, 2.0, (2,), np.float32)
-STEPS, ROWS = 7, 16
+from .linear import random_batch
+
+SEEN = spaces.Box(-1, 1, (5,), np.float32)
+CONTINUOUS, DISCRETE = spaces.Box(-2, 2, (2,), np.float32), spaces.Discrete(3)
+CASES = [
+    ("dqn", DISCRETE, {}),
+    ("dqn", DISCRETE, {"double": True, "target_interval": 3, "max_grad_norm": 0.1}),
+    ("sac", CONTINUOUS, {}),
+    ("sac", CONTINUOUS, {"temperature": 0.3, "target_entropy": 1.0, "target_interval": 2}),
+    ("td3_bc", CONTINUOUS, {}),
+    ("td3_bc", CONTINUOUS, {"policy_delay": 3, "target_interval": 2, "imitation": 0.5, "max_grad_norm": 1.0}),
+    ("iql", CONTINUOUS, {}),
+    ("iql", CONTINUOUS, {"beta": 20.0, "expectile": 0.9}),
+    ("iql", DISCRETE, {}),
+    ("bc", CONTINUOUS, {}),
+    ("bc", DISCRETE, {}),
+]
 
 
-def _batch(action_space, *, index=None, seed=0):
-    rng = np.random.default_rng(seed)
-    shape = (STEPS, ROWS)
-    if isinstance(action_space, spaces.Discrete):
-        action = rng.integers(action_space.n, size=shape)
-    else:
-        action = rng.uniform(-1, 1, (*shape, *action_space.shape)).astype(np.float32)
-    columns = {
-        "observation": rng.standard_normal((*shape, 5), dtype=np.float32),
-        "action": action,
-        "reward": 3 * rng.standard_normal(shape, dtype=np.float32),
-        "next_observation": rng.standard_normal((*shape, 5), dtype=np.float32),
-        "terminated": rng.random(shape) < 0.3,
-    }
-    if index is not None:
-        columns["weight"] = rng.random(shape, dtype=np.float32)
-    return TransitionBatch(columns, index)
-
-
-def _learner(algorithm, action_space, *, compiled, hidden=(24, 40), activation="relu", normalize=True, **kwargs):
-    config = PolicyConfig(name=algorithm.policy, hidden=hidden, activation=activation, kwargs=kwargs)
-    family = TRANSITION_POLICIES[algorithm.policy]
-    policy = family(OBSERVATION, action_space, config, normalize_observation=normalize, seed=3)
+def _learner(name, actions, settings, compiled, activation="relu", hidden=(16, 12), normalize=False, kwargs=None):
+    cls = ALGORITHMS["transitions"][name]
+    config = PolicyConfig(name=cls.policy, hidden=hidden, activation=activation, kwargs=kwargs or {})
+    policy = TRANSITION_POLICIES[cls.policy](SEEN, actions, config, seed=1, normalize_observation=normalize)
+    algorithm = cls(learning_rate=1e-2, **settings)
+    learner = TransitionLearner(policy, algorithm, seed=2, compiled=compiled)
     if normalize:
-        policy.fit_normalizer(torch.from_numpy(_batch(action_space).columns["observation"]).flatten(0, 1))
-    return TransitionLearner(policy, algorithm, seed=1, compiled=compiled)
+        policy.fit_normalizer(torch.randn(50, 5, generator=torch.Generator().manual_seed(3)) * 3 + 1)
+        learner.sync_buffers()
+    return learner
 
 
-def _compare(algorithm, action_space, *, index=None, **options):
-    reference = _learner(algorithm, action_space, compiled=False, **options)
-    fused = _learner(algorithm, action_space, compiled=True, **options)
-    for seed in range(3):
-        one, other = _batch(action_space, index=index, seed=seed), _batch(action_space, index=index, seed=seed)
-        expected, metrics = reference.update(one), fused.update(other)
-        assert metrics.keys() == expected.keys()
-        for name, number in expected.items():
-            assert metrics[name] == pytest.approx(number, rel=2e-3, abs=1e-4), name
-        if index is not None:
-            np.testing.assert_allclose(other.td_error, one.td_error, rtol=1e-3, atol=1e-4)
-    assert fused._compiled is not None
-    assert fused.gradient_steps == reference.gradient_steps == 3 * STEPS
-    torch.testing.assert_close(fused.flat.vector, reference.flat.vector, rtol=1e-3, atol=2e-4)
-    torch.testing.assert_close(fused._target_flat.vector, reference._target_flat.vector, rtol=1e-3, atol=2e-4)
+def _compare(make, steps=7, size=9):
+    plain, fused = make(compiled=False), make(compiled=True)
+    batch = random_batch(plain.policy, steps, size)
+    expected, actual = plain.update(batch), fused.update(batch)
+    assert why_not_fused(fused.policy) is None
+    assert actual == pytest.approx(expected, rel=2e-3, abs=2e-4)
+    assert actual.keys() == expected.keys()
+    for name, tensor in plain.state().tensors.items():
+        assert fused.state().tensors[name].numpy() == pytest.approx(tensor.numpy(), rel=1e-3, abs=5e-5), name
+    assert fused.flat.vector.numpy() == pytest.approx(plain.flat.vector.numpy(), rel=1e-3, abs=5e-5)
+    assert plain.state().facts == fused.state().facts
 
 
-@pytest.mark.parametrize(
-    "algorithm",
-    [
-        SAC(learning_rate=1e-3),
-        SAC(temperature=0.3, max_grad_norm=0.5),
-        TD3BC(learning_rate=1e-3),
-        TD3BC(imitation=0.0, policy_delay=1, target_interval=3),
-        IQL(learning_rate=1e-3),
-        BC(learning_rate=1e-3),
-    ],
-    ids=["sac", "sac-fixed-clipped", "td3_bc", "td3", "iql", "bc"],
-)
-def test_a_fused_update_takes_the_steps_of_the_losses(algorithm):
-    _compare(algorithm, ACTION)
+@pytest.mark.parametrize(("name", "actions", "settings"), CASES)
+def test_the_numbers_are_those_of_autograd(name, actions, settings):
+    _compare(lambda compiled: _learner(name, actions, settings, compiled))
 
 
-@pytest.mark.parametrize("hidden", [(), (32,), (70, 70, 70)], ids=str)
-def test_networks_of_any_depth_are_fused(hidden):
-    _compare(TD3BC(learning_rate=1e-3), ACTION, hidden=hidden, normalize=False)
+@pytest.mark.parametrize("hidden", [(), (6,), (6, 7, 8)])
+def test_networks_of_any_depth_and_tanh_agree(hidden):
+    _compare(lambda compiled: _learner("sac", CONTINUOUS, {}, compiled, activation="tanh", hidden=hidden))
 
 
-def test_a_fused_update_reports_the_errors_that_become_priorities():
-    _compare(SAC(), ACTION, index=np.zeros((STEPS, ROWS), np.int64))
+@pytest.mark.parametrize(("name", "actions"), [("td3_bc", CONTINUOUS), ("dqn", DISCRETE)])
+def test_normalised_observations_agree(name, actions):
+    _compare(lambda compiled: _learner(name, actions, {}, compiled, normalize=True))
+
+
+def test_priorities_agree():
+    plain, fused = (_learner("dqn", DISCRETE, {}, compiled) for compiled in (False, True))
+    batches = []
+    for learner in (plain, fused):
+        batch = random_batch(learner.policy)
+        batch.index = np.zeros((4, 8), np.int64)
+        batch.columns["weight"] = np.linspace(0.1, 1.0, 32, dtype=np.float32).reshape(4, 8)
+        learner.update(batch)
+        batches.append(batch)
+    assert batches[1].td_error == pytest.approx(batches[0].td_error, rel=1e-3)
 
 
 @pytest.mark.parametrize("double", [False, True])
-@pytest.mark.parametrize("dueling", [False, True])
-def test_the_kernel_of_dqn_takes_the_steps_of_the_loss(double, dueling):
-    algorithm = DQN(learning_rate=1e-3, double=double, max_grad_norm=0.7, target_interval=3, target_tau=0.5)
-    _compare(algorithm, spaces.Discrete(3), index=np.zeros((STEPS, ROWS), np.int64), dueling=dueling)
+def test_dueling_heads_agree(double):
+    _compare(lambda compiled: _learner("dqn", DISCRETE, {"double": double}, compiled, kwargs={"dueling": True}))
 
 
-def test_the_kernel_of_dqn_has_networks_with_tanh():
-    _compare(DQN(), spaces.Discrete(3), activation="tanh")
-
-
-@pytest.mark.parametrize("algorithm", [IQL(), BC()], ids=["iql", "bc"])
-def test_discrete_actions_of_offline_learners_use_autograd(algorithm):
-    learner = _learner(algorithm, spaces.Discrete(3), compiled=True)
-    learner.update(_batch(spaces.Discrete(3)))
-    assert learner._compiled is None
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "action_space"), [(SAC(), ACTION), (DQN(), spaces.Discrete(3))], ids=["sac", "dqn"]
-)
-def test_an_update_with_a_gradient_that_is_not_finite_restores_weights_and_optimiser(algorithm, action_space):
-    learner = _learner(algorithm, action_space, compiled=True)
-    learner.update(_batch(action_space))
+@pytest.mark.parametrize(("name", "actions"), [("sac", CONTINUOUS), ("dqn", DISCRETE)])
+def test_a_gradient_that_is_not_finite_restores_weights_and_optimiser(name, actions):
+    learner = _learner(name, actions, {}, True)
+    learner.update(random_batch(learner.policy))
     before, state = learner.flat.vector.clone(), learner.state()
-    batch = _batch(action_space, seed=1)
-    batch.columns["reward"][STEPS - 1, 0] = np.nan
-    with pytest.raises(NonFiniteError, match=f"gradient of critic is not finite at gradient step {STEPS}"):
+    batch = random_batch(learner.policy, seed=1)
+    batch.columns["reward"][3, 0] = np.nan
+    with pytest.raises(NonFiniteError, match="gradient of critic is not finite at gradient step 4"):
         learner.update(batch)
     after = learner.state()
     assert torch.equal(learner.flat.vector, before)
     assert after.facts == state.facts
-    assert all(torch.equal(after.tensors[name], tensor) for name, tensor in state.tensors.items())
+    assert all(torch.equal(after.tensors[key], tensor) for key, tensor in state.tensors.items())
+
+
+# ---------------------------------------------------------------------- low precision
 
 
 def test_products_in_bfloat16_stay_close_to_float32():
-    torch.manual_seed(0)
-    module = torch.nn.Sequential(
-        torch.nn.Linear(5, 128), torch.nn.ReLU(), torch.nn.Linear(128, 128), torch.nn.ReLU(), torch.nn.Linear(128, 1)
-    )
+    layers = [torch.nn.Linear(*sizes) for sizes in ((5, 128), (128, 128), (128, 1))]
+    module = torch.nn.Sequential(layers[0], torch.nn.ReLU(), layers[1], torch.nn.ReLU(), layers[2])
+    generator = torch.Generator().manual_seed(0)
     for parameter in module.parameters():
+        torch.nn.init.uniform_(parameter, -0.1, 0.1, generator=generator)
         parameter.grad = torch.zeros_like(parameter)
-    x, ones = torch.randn(64, 5), torch.ones(64, 1)
-    exact = DensePass(DenseWeights(module), 64)
-    rounded = DensePass(DenseWeights(module, low_precision=True), 64)
+    x = torch.randn(64, 5, generator=generator)
+    exact, rounded = FusedMLP(module, 64), FusedMLP(module, 64, low_precision=True)
+    gradients, inputs = [], []
     with torch.no_grad():
         # bfloat16 has eight significant bits.
-        torch.testing.assert_close(rounded.forward(x), exact.forward(x), rtol=0, atol=2**-8)
-        exact.backward(ones)
-        expected = [parameter.grad.clone() for parameter in module.parameters()]
-        rounded.backward(ones)
-        for parameter, gradient in zip(module.parameters(), expected, strict=True):
-            assert float((parameter.grad - gradient).norm()) < 0.02 * float(gradient.norm())
+        assert rounded.forward(x) == pytest.approx(exact.forward(x), abs=2**-8)
+        for network in (exact, rounded):
+            network.d_out.fill_(1.0)
+            network.backward(x)
+            gradients.append([parameter.grad.clone() for parameter in module.parameters()])
+            inputs.append(torch.zeros(64, 2))
+            network.backward_inputs(3, inputs[-1])
+    for one, other in zip(gradients[0] + inputs[:1], gradients[1] + inputs[1:], strict=True):
+        assert float((one - other).norm()) < 0.04 * float(one.norm())
 
 
 def test_a_learner_in_bfloat16_keeps_float32_weights_and_learns():
-    learner = _learner(BC(learning_rate=1e-3, precision="bfloat16"), ACTION, compiled=True, hidden=(64, 64))
-    losses = [learner.update(_batch(ACTION))["policy_loss"] for _ in range(20)]
+    learner = _learner("bc", CONTINUOUS, {"precision": "bfloat16"}, True, hidden=(64, 64))
+    losses = [learner.update(random_batch(learner.policy))["policy_loss"] for _ in range(20)]
     assert learner.flat.vector.dtype == torch.float32
     assert losses[-1] < 0.8 * losses[0]
+
+
+def test_the_gradient_of_some_rows_is_theirs_alone():
+    learner = _learner("sac", CONTINUOUS, {}, True)
+    network = FusedMLP(learner.policy.critic[0], 4)
+    whole, part = torch.zeros(4, 2), torch.full((4, 2), 7.0)
+    with torch.no_grad():
+        network.forward(torch.randn(4, 7, generator=torch.Generator().manual_seed(1)))
+        network.d_out.copy_(torch.tensor([[1.0], [2.0], [3.0], [4.0]]))
+        network.backward_inputs(5, whole)
+        network.backward_inputs(5, part, torch.tensor([1, 3]))
+        network.backward_inputs(5, part, torch.tensor([], dtype=torch.int64))
+    assert part[[1, 3]].numpy() == pytest.approx(whole[[1, 3]].numpy(), rel=1e-5)
+    assert part[[0, 2]].tolist() == [[7.0, 7.0]] * 2
+
+
+@pytest.mark.parametrize(
+    ("name", "actions"), [(name, actions) for name, actions, _ in CASES[::2]] + [("iql", DISCRETE)]
+)
+def test_exploration_agrees(name, actions):
+    learner = _learner(name, actions, {}, True, normalize=True)
+    policy = learner.policy
+    if hasattr(policy.distribution, "exploration"):
+        policy.distribution.exploration.fill_(0.4)
+    rng = np.random.default_rng(0)
+    uniform = policy.distribution.noise_kind == "uniform"
+    draw = rng.random if uniform else rng.standard_normal
+    noise = draw((50, policy.distribution.noise_size), dtype=np.float32)
+    observation = rng.standard_normal((50, 5), dtype=np.float32)
+    expected = policy.explore(torch.from_numpy(observation), torch.from_numpy(noise)).detach().numpy()
+    actual = FusedActor(policy, 50).explore(observation, noise)
+    assert actual == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert (actual.shape, actual.dtype) == (expected.shape, expected.dtype)

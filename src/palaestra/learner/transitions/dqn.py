@@ -7,16 +7,16 @@ Options: double Q-learning (van Hasselt 2016), dueling heads (`policy.kwargs.due
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from palaestra.learner.adam import Adam
-from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig
+from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig, TransitionUpdate
 from palaestra.learner.transitions.compiled import CompiledDQN
-from palaestra.policy.off_policy import QNetwork
+from palaestra.policy.fused import why_not_fused
 
 
 class DQNConfig(TransitionConfig):
@@ -36,6 +36,8 @@ class DQNConfig(TransitionConfig):
     """Gradient steps between two moves of the target network."""
     max_grad_norm: float | None = Field(default=10.0, gt=0)
     """The gradient is clipped to this norm. null: no clipping."""
+    precision: Literal["float32"] = "float32"
+    """Precision of the products of matrices."""
     double: bool = False
     """Choose the next action by the trained network and value it by the target network."""
     exploration_fraction: float = Field(default=0.1, ge=0, le=1)
@@ -99,8 +101,6 @@ class DQN(TransitionAlgorithm):
         beta: float = self.config.priority_beta
         return beta + min(1.0, progress) * (1.0 - beta)
 
-    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> CompiledDQN | None:
-        """The same update in one kernel, for a network on a vector of numbers."""
-        suits = type(policy) is QNetwork and policy.encoder.is_plain_vector
-        trainable = all(parameter.requires_grad for parameter in policy.parameters())
-        return CompiledDQN(policy, target, adam, self.config) if suits and trainable else None
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
+        """The same update in one kernel."""
+        return None if why_not_fused(policy) else CompiledDQN(policy, target, adam, self.config)

@@ -1,318 +1,425 @@
-"""Updates of SAC, TD3+BC, IQL and behaviour cloning without autograd: the same steps as their `losses`, faster.
+"""The updates of the built-in algorithms on transitions without autograd: the same numbers as their `losses`, faster.
 
-The gradients are written by hand on the memory of `learner.transitions.dense`. Nothing is computed that the step does
-not use: autograd also computes gradients of the critics' weights in the actor's step. `tests/learner` compares every
-update with its reference. Policies with other networks (images, tanh, discrete actions) use the reference.
+`FusedUpdate` holds what all of them share: columns of one gradient step, and the optimiser that also moves the target
+network. A subclass writes one gradient step with `FusedMLP` for the networks and `kernels.off_policy` in between.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from palaestra.experience.replay import TransitionBatch
+from palaestra.kernels import off_policy as k
 from palaestra.learner.adam import Adam
 from palaestra.learner.transitions.algorithm import non_finite_gradient
-from palaestra.learner.transitions.dense import DensePass, DenseWeights
 from palaestra.learner.update import RunningMeans
 from palaestra.policy.flat_parameters import FlatParameters
-from palaestra.policy.off_policy import TransitionPolicy
-from palaestra.policy.unit_actions import LOG_STD_MAX, LOG_STD_MIN
+from palaestra.policy.fused import FusedMLP, FusedNormalizer
 
-_LOG_SQRT_2PI = 0.5 * math.log(2.0 * math.pi)
+F32 = np.float32
+Floats = NDArray[np.float32]
 
 
-def can_fuse(policy: Any, family: type[TransitionPolicy]) -> bool:
-    """Whether a policy is exactly of `family`, with ReLU networks on numbers, continuous actions and nothing frozen."""
-    return (
-        type(policy) is family
-        and policy.config.activation == "relu"
-        and not len(policy.encoder.images)
-        and not getattr(policy, "is_discrete", False)
-        and all(parameter.requires_grad for parameter in policy.parameters())
-    )
+class Rows(NamedTuple):
+    """The transitions of one gradient step."""
+
+    observation: Tensor
+    following: Tensor
+    action: NDArray[Any]
+    reward: Floats
+    terminated: NDArray[np.bool_]
+    noise: Floats | None
+    weight: Floats | None
+
+
+class _Twins:
+    """Two critics of pairs of observation and action."""
+
+    def __init__(self, one: FusedMLP, other: FusedMLP) -> None:
+        self.one, self.other = one, other
+
+    def forward(self, x: Tensor) -> tuple[Floats, Floats]:
+        return self.one.forward(x), self.other.forward(x)
+
+    def backward(self, x: Tensor) -> None:
+        self.one.backward(x)
+        self.other.backward(x)
+
+    def mean_error(self, factor: np.float32) -> Floats:
+        """Mean absolute error `[B]`, from the gradients `factor * error` at the outputs."""
+        both = np.abs(self.one.d_values) + np.abs(self.other.d_values)
+        return np.asarray(both.sum(1) / (2.0 * factor), F32)
+
+
+class _Pairs:
+    """Observations and actions side by side, the input of critics."""
+
+    def __init__(self, policy: Any, size: int) -> None:
+        self.offset = int(policy.encoder.size)
+        self.tensor = torch.zeros(size, self.offset + policy.distribution.size)
+        self.array: Floats = self.tensor.numpy()
+
+    def write(self, observation: Tensor, action: NDArray[Any] | None = None) -> Tensor:
+        self.tensor[:, : self.offset].copy_(observation)
+        if action is not None:
+            self.array[:, self.offset :] = action.reshape(len(action), -1)
+        return self.tensor
 
 
 class FusedUpdate:
-    """The frame of an update: minibatches, steps of Adam, moving targets and metrics. A subclass computes gradients."""
+    """Takes the gradient steps of one algorithm on one policy."""
 
-    target_groups: tuple[str, ...] = ("critic",)
-
-    def __init__(self, policy: Any, target: Any, adam: Adam, config: Any) -> None:
-        self.policy, self.target, self.adam, self.config = policy, target, adam, config
-        self._flat, self._target_flat = adam.flat, FlatParameters.of(target)
-        self._memory = [parameter.data_ptr() for parameter in (*policy.parameters(), *target.parameters())]
-        self._weights: dict[str, list[DenseWeights]] = {}
-        self._rows, self._step_number = 0, 0
-        self._actions = slice(policy.encoder.size, policy.encoder.size + policy.distribution.size)
-        self._means = RunningMeans()
+    def __init__(self, config: Any, target_groups: tuple[str, ...], policy: Any, target: Any, adam: Adam) -> None:
+        self.config, self.policy, self.target, self.adam = config, policy, target, adam
+        self._target_groups = target_groups
+        self._flat, self._target_flat = FlatParameters.of(policy), FlatParameters.of(target)
+        vectors = (self._flat.vector, self._flat.gradient, adam.first, adam.second, self._target_flat.vector)
+        self._arrays = {
+            group: tuple(vector[part].numpy() for vector in vectors) for group, part in self._flat.groups.items()
+        }
+        self._gradients = {group: self._flat.gradient[part] for group, part in self._flat.groups.items()}
+        self._networks: dict[str, list[FusedMLP]] = {}
+        self.batch_size = 0
+        self.wants_errors = False
+        """Whether a prioritised buffer needs the errors of this batch."""
+        self.means = RunningMeans()
         self._rates: Mapping[str, float] = {}
+        self._moves_target, self._moved = False, set[str]()
+        self._position = 0
 
     def is_current(self) -> bool:
-        """Whether policy, target and optimiser are still in the memory that it works on."""
-        here = [parameter.data_ptr() for parameter in (*self.policy.parameters(), *self.target.parameters())]
-        return here == self._memory and FlatParameters.of(self.policy) is self._flat
+        """Whether policy and target are still in the memory that the networks read."""
+        return FlatParameters.of(self.policy) is self._flat and self.adam.flat is self._flat
 
-    @torch.no_grad()
     def learn(self, batch: TransitionBatch, rates: Mapping[str, float], first: int) -> dict[str, float]:
         """Take every gradient step of the batch and return means of the metrics."""
-        steps, rows = batch.shape
-        if rows != self._rows:
-            self._rows = rows
-            self._allocate(rows)
-        for weights in (one for group in self._weights.values() for one in group):
-            weights.refresh()
-        columns, self._rates, self._means = self._read(batch), rates, RunningMeans()
-        errors = np.zeros((steps, rows), np.float32) if batch.index is not None else None
-        for g in range(steps):
-            self._step_number = g
-            minibatch = {name: column[g] for name, column in columns.items()}
-            error = self._step(minibatch, first + g)
-            if errors is not None and error is not None:
-                errors[g] = error.numpy()
-            if (first + g + 1) % self.config.target_interval == 0:
-                self._move_target()
-        batch.td_error = errors
-        return self._means.compute()
+        steps, size = batch.shape
+        if size != self.batch_size:
+            self.batch_size = size
+            self._networks.clear()
+            self.allocate(size)
+        for network in (one for group in self._networks.values() for one in group):
+            network.refresh()
+        self.means, self._rates = RunningMeans(), rates
+        normalize, columns = FusedNormalizer(self.policy), batch.columns
+        observation = normalize(columns["observation"].reshape(steps, size, -1))
+        following = normalize(columns["next_observation"].reshape(steps, size, -1))
+        noise, weight = columns.get("noise"), columns.get("weight")
+        self.wants_errors = batch.index is not None
+        batch.td_error = np.zeros((steps, size), F32) if self.wants_errors else None
+        with torch.no_grad():
+            for g in range(steps):
+                rows = Rows(
+                    observation[g],
+                    following[g],
+                    columns["action"][g],
+                    columns["reward"][g],
+                    columns["terminated"][g],
+                    None if noise is None else noise[g],
+                    None if weight is None else weight[g],
+                )
+                self._begin(first + g, g)
+                error = self.step(rows, first + g)
+                self._finish()
+                if batch.td_error is not None and error is not None:
+                    batch.td_error[g] = error
+        return self.means.compute()
 
-    def _allocate(self, rows: int) -> None:
-        """Create networks and memory for minibatches of `rows` transitions."""
+    def allocate(self, size: int) -> None:
+        """Create the networks for a batch size."""
         raise NotImplementedError
 
-    def _step(self, batch: dict[str, Tensor], step: int) -> Tensor | None:
-        """One gradient step; returns absolute errors `[B]` if the algorithm has any."""
-        raise NotImplementedError
-
-    def _read(self, batch: TransitionBatch) -> dict[str, Tensor]:
-        """The columns as tensors, with encoded observations and `pairs` of observation and action."""
-        encode, shape = self.policy.encoder, batch.shape
-
-        def encode_column(name: str) -> Tensor:
-            column = batch.columns[name]
-            parts = column if isinstance(column, dict) else {"": column}
-            flat = {key: torch.from_numpy(part).flatten(0, 1) for key, part in parts.items()}
-            features: Tensor = encode(flat if isinstance(column, dict) else flat[""])
-            return features.view(*shape, -1)
-
-        observation = encode_column("observation")
-        action = torch.from_numpy(batch.columns["action"]).reshape(*shape, -1)
-        columns = {
-            "observation": observation,
-            "action": action,
-            "pairs": torch.cat([observation, action], -1),
-            "next_observation": encode_column("next_observation"),
-            "reward": torch.from_numpy(batch.columns["reward"]),
-            "continues": (~torch.from_numpy(batch.columns["terminated"])).float(),
-        }
-        if "noise" in batch.columns:
-            columns["noise"] = torch.from_numpy(batch.columns["noise"])
-        return columns
-
-    def _networks(self, module: nn.Module, group: str) -> list[DenseWeights]:
-        """The networks of a group: one, or twins."""
+    def network(self, module: nn.Module, group: str) -> FusedMLP:
+        """A network whose weights change with those of `group`, or `target_…` for one of the target."""
+        assert isinstance(module, nn.Sequential)
         low = self.config.precision == "bfloat16"
-        networks = module if isinstance(module, nn.ModuleList) else [module]
-        weights = [DenseWeights(network, low_precision=low) for network in networks]
-        self._weights[group] = weights
-        return weights
+        fused = FusedMLP(module, self.batch_size, low_precision=low)
+        self._networks.setdefault(group, []).append(fused)
+        return fused
 
-    def _minimize(self, group: str, metrics: Mapping[str, Tensor]) -> None:
-        """One step of Adam with the gradients that were written."""
-        part, limit = self._flat.groups[group], self.config.max_grad_norm
-        gradient = self._flat.gradient[part]
+    def _twins(self, policy: Any, group: str) -> _Twins:
+        one, other = policy.critic
+        return _Twins(self.network(one, group), self.network(other, group))
+
+    def step(self, rows: Rows, number: int) -> Floats | None:
+        """One gradient step; returns absolute errors `[B]` if a replay buffer may use them as priorities."""
+        raise NotImplementedError
+
+    def minimize(self, group: str) -> None:
+        """A step of Adam on the gradient of one group, and the move of its target network if that is due."""
+        config, gradient = self.config, self._gradients[group]
         norm = math.sqrt(float(torch.dot(gradient, gradient)))
         if not math.isfinite(norm):
-            raise non_finite_gradient(group, self._step_number)
-        self.adam.step(group, [part], self._rates[group], 1.0 if limit is None else min(1.0, limit / (norm + 1e-6)))
-        for weights in self._weights.get(group, ()):
-            weights.refresh()
-        self._means.add(f"{group}_grad_norm", norm)
-        for name, number in metrics.items():
-            self._means.add(name, number)
+            raise non_finite_gradient(group, self._position)
+        limit = config.max_grad_norm
+        scale = 1.0 if limit is None else min(1.0, limit / (norm + 1e-6))
+        self.adam.steps[group] += 1
+        numbers = (F32(self._rates[group]), F32(scale), F32(self.adam.eps), self.adam.steps[group])
+        moves = self._moves_target and group in self._target_groups
+        if moves:
+            self._moved.add(group)
+        k.adam_polyak(*self._arrays[group], *numbers, F32(config.target_tau if moves else 0.0))
+        self._refresh(group)
+        if moves:
+            self._refresh(f"target_{group}")
+        self.means.add(f"{group}_grad_norm", norm)
 
-    def _move_target(self) -> None:
-        for group in self.target_groups:
-            part = self._flat.groups[group]
-            self._target_flat.vector[part].lerp_(self._flat.vector[part], self.config.target_tau)
-            for weights in self._weights.get(f"target_{group}", ()):
-                weights.refresh()
+    def _begin(self, number: int, position: int) -> None:
+        self._moves_target = (number + 1) % self.config.target_interval == 0
+        self._moved.clear()
+        self._position = position
 
-    def _fit_critics(
-        self, critics: list[DensePass], pairs: Tensor, wanted: Tensor, scale: float, metric_scale: float
-    ) -> Tensor:
-        """A step of the critics towards `wanted[B, 1]` with the gradient `scale * error`; returns absolute errors."""
-        values = [critic.forward(pairs) for critic in critics]
-        errors = [value - wanted for value in values]
-        for critic, error in zip(critics, errors, strict=True):
-            critic.backward(error * scale)
-        both = torch.cat(errors, 1)
-        loss = both.square().sum() * metric_scale
-        self._minimize("critic", {"value_loss": loss, "q_mean": torch.cat(values, 1).mean()})
-        return both.abs().mean(1)
+    def _finish(self) -> None:
+        if not self._moves_target:
+            return
+        for group in self._target_groups:
+            if group not in self._moved:
+                part = self._flat.groups[group]
+                self._target_flat.vector[part].lerp_(self._flat.vector[part], self.config.target_tau)
+                self._refresh(f"target_{group}")
+
+    def _refresh(self, group: str) -> None:
+        for network in self._networks.get(group, ()):
+            network.refresh()
 
 
 class FusedSAC(FusedUpdate):
-    """The update of `SAC`."""
+    """SAC."""
 
-    def __init__(self, policy: Any, target: Any, adam: Adam, config: Any, aimed_entropy: float) -> None:
-        super().__init__(policy, target, adam, config)
-        self._aim = aimed_entropy
+    def allocate(self, size: int) -> None:
+        """Actor, critics, target critics and the inputs of the critics."""
+        self._actor = self.network(self.policy.actor, "actor")
+        self._critics, self._targets = self._twins(self.policy, "critic"), self._twins(self.target, "target_critic")
+        self._now, self._next = _Pairs(self.policy, size), _Pairs(self.policy, size)
+        self._log_prob, self._next_log_prob, self._wanted = (np.zeros(size, F32) for _ in range(3))
+        self._d_action = torch.zeros(size, self.policy.distribution.size)
+        given = self.config.target_entropy
+        self._aim = -float(self.policy.distribution.size) if given is None else given
 
-    def _allocate(self, rows: int) -> None:
-        actor = self._networks(self.policy.actor, "actor")[0]
-        self._actor, self._next_actor = DensePass(actor, rows), DensePass(actor, rows)
-        self._critics = [DensePass(one, rows) for one in self._networks(self.policy.critic, "critic")]
-        self._targets = [DensePass(one, rows) for one in self._networks(self.target.critic, "target_critic")]
-
-    def _step(self, batch: dict[str, Tensor], step: int) -> Tensor | None:
-        c, rows = self.config, self._rows
-        observation, following = batch["observation"], batch["next_observation"]
-        sample = _TanhSample(self._actor.forward(observation), batch["noise"][:, 0])
-        temperature = self.policy.temperature
-        alpha = float(temperature.detach().exp()) if c.temperature is None else c.temperature
+    def step(self, rows: Rows, number: int) -> Floats | None:
+        """Temperature, critics and actor, in this order."""
+        c, now = self.config, self._now
+        assert rows.noise is not None
+        noise, next_noise = np.ascontiguousarray(rows.noise[:, 0]), np.ascontiguousarray(rows.noise[:, 1])
+        # The next actions first, so that the activations of the present ones remain for the actor's step.
+        self._next.write(rows.following)
+        k.sample_tanh_gaussian(
+            self._actor.forward(rows.following), next_noise, self._next.array, self._next.offset, self._next_log_prob
+        )
+        one, other = self._targets.forward(self._next.tensor)
+        log_alpha = float(self.policy.temperature.detach())
+        alpha = math.exp(log_alpha) if c.temperature is None else c.temperature
+        k.soft_targets(
+            one, other, self._next_log_prob, F32(alpha), rows.reward, rows.terminated, F32(c.gamma), self._wanted
+        )
+        error = self._step_critics(now.write(rows.observation, rows.action))
+        parameters = self._actor.forward(rows.observation)
+        mean_log_prob = k.sample_tanh_gaussian(parameters, noise, now.array, now.offset, self._log_prob)
+        self._step_actor(rows.observation, parameters, noise, alpha, mean_log_prob)
         if c.temperature is None:
-            temperature.grad.fill_(-(float(sample.log_prob.mean()) + self._aim))
-            self._minimize("temperature", {"temperature": torch.tensor(alpha)})
-        ahead = _TanhSample(self._next_actor.forward(following), batch["noise"][:, 1])
-        pairs = torch.cat([following, ahead.action], 1)
-        future = torch.minimum(*(target.forward(pairs) for target in self._targets))
-        future -= alpha * ahead.log_prob.unsqueeze(1)
-        wanted = batch["reward"].unsqueeze(1) + c.gamma * future * batch["continues"].unsqueeze(1)
-        error = self._fit_critics(self._critics, batch["pairs"], wanted, 1.0 / rows, 0.5 / rows)
-        pairs = torch.cat([observation, sample.action], 1)
-        first, second = (critic.forward(pairs) for critic in self._critics)
-        gradient = self._smaller_value_gradient(first, second)
-        loss = (alpha * sample.log_prob).mean() - torch.minimum(first, second).mean()
-        self._actor.backward(sample.gradient(gradient, alpha / rows))
-        self._minimize("actor", {"policy_loss": loss, "entropy": -sample.log_prob.mean()})
+            self._gradients["temperature"].fill_(-(mean_log_prob + self._aim))
+            self.minimize("temperature")
+            self.means.add("temperature", alpha)
         return error
 
-    def _smaller_value_gradient(self, first: Tensor, second: Tensor) -> Tensor:
-        """Gradient of minus the mean of the smaller values, at the actions."""
-        share = -1.0 / self._rows
-        is_first = (first <= second).float() * share
-        by_first = self._critics[0].input_gradient(is_first, self._actions)
-        return by_first + self._critics[1].input_gradient(share - is_first, self._actions)
+    def _step_critics(self, pairs: Tensor) -> Floats | None:
+        critics, factor = self._critics, F32(1.0 / self.batch_size)
+        one, other = critics.forward(pairs)
+        loss, mean = k.squared_head(one, self._wanted, factor, critics.one.d_values)
+        other_loss, other_mean = k.squared_head(other, self._wanted, factor, critics.other.d_values)
+        error = critics.mean_error(factor) if self.wants_errors else None
+        critics.backward(pairs)
+        self.minimize("critic")
+        self.means.add("value_loss", 0.5 * (loss + other_loss))
+        self.means.add("q_mean", 0.5 * (mean + other_mean))
+        return error
 
-
-class _TanhSample:
-    """Actions `tanh(mean + std * noise)` with their log-densities and the gradient back to the network."""
-
-    def __init__(self, parameters: Tensor, noise: Tensor) -> None:
-        mean, raw = parameters.chunk(2, 1)
-        log_std = raw.clamp(LOG_STD_MIN, LOG_STD_MAX)
-        self._inside = (raw == log_std).float()
-        self._spread = log_std.exp() * noise
-        u = mean + self._spread
-        self.action = u.tanh()
-        slope = 2.0 * (math.log(2.0) - u - nn.functional.softplus(-2.0 * u))
-        self.log_prob = (-0.5 * noise * noise - log_std - _LOG_SQRT_2PI - slope).sum(1)
-
-    def gradient(self, at_action: Tensor, log_prob_weight: float) -> Tensor:
-        """Gradient at the parameters, given that at the action and the weight of each log-density in the loss."""
-        action = self.action
-        at_mean = at_action * (1.0 - action * action) + 2.0 * log_prob_weight * action
-        at_log_std = (at_mean * self._spread - log_prob_weight) * self._inside
-        return torch.cat([at_mean, at_log_std], 1)
+    def _step_actor(
+        self, observation: Tensor, parameters: Floats, noise: Floats, alpha: float, mean_log_prob: float
+    ) -> None:
+        critics, now, share = self._critics, self._now, 1.0 / self.batch_size
+        one, other = critics.forward(now.tensor)
+        smaller = k.smaller_head(one, other, F32(-share), critics.one.d_values, critics.other.d_values)
+        # Each row has the gradient of one critic only, so each critic goes back with its own rows.
+        is_first = critics.one.d_out[:, 0] != 0
+        for critic, rows in ((critics.one, is_first), (critics.other, ~is_first)):
+            critic.backward_inputs(now.offset, self._d_action, rows.nonzero().squeeze(1))
+        k.tanh_gaussian_gradient(
+            parameters,
+            noise,
+            now.array,
+            now.offset,
+            self._d_action.numpy(),
+            F32(alpha * share),
+            self._actor.d_values,
+        )
+        self._actor.backward(observation)
+        self.minimize("actor")
+        self.means.add("policy_loss", alpha * mean_log_prob - smaller)
+        self.means.add("entropy", -mean_log_prob)
 
 
 class FusedTD3BC(FusedUpdate):
-    """The update of `TD3BC`."""
+    """TD3+BC."""
 
-    target_groups = ("actor", "critic")
+    def allocate(self, size: int) -> None:
+        """Actor and critics, their targets, and the inputs of the critics."""
+        self._actor, self._target_actor = (
+            self.network(self.policy.actor, "actor"),
+            self.network(self.target.actor, "target_actor"),
+        )
+        self._critics, self._targets = self._twins(self.policy, "critic"), self._twins(self.target, "target_critic")
+        self._now, self._next = _Pairs(self.policy, size), _Pairs(self.policy, size)
+        self._wanted, self._nothing = np.zeros(size, F32), np.zeros(size, F32)
+        self._d_action = torch.zeros(size, self.policy.distribution.size)
 
-    def _allocate(self, rows: int) -> None:
-        self._actor = DensePass(self._networks(self.policy.actor, "actor")[0], rows)
-        self._critics = [DensePass(one, rows) for one in self._networks(self.policy.critic, "critic")]
-        self._target_actor = DensePass(self._networks(self.target.actor, "target_actor")[0], rows)
-        self._targets = [DensePass(one, rows) for one in self._networks(self.target.critic, "target_critic")]
-
-    def _step(self, batch: dict[str, Tensor], step: int) -> Tensor | None:
-        c, rows, observation = self.config, self._rows, batch["observation"]
-        noise = (c.target_noise * batch["noise"][:, 0]).clamp_(-c.target_noise_clip, c.target_noise_clip)
-        following = batch["next_observation"]
-        next_action = self._target_actor.forward(following).tanh().add_(noise).clamp_(-1.0, 1.0)
-        pairs = torch.cat([following, next_action], 1)
-        future = torch.minimum(*(target.forward(pairs) for target in self._targets))
-        wanted = batch["reward"].unsqueeze(1) + c.gamma * future * batch["continues"].unsqueeze(1)
-        error = self._fit_critics(self._critics, batch["pairs"], wanted, 2.0 / rows, 1.0 / rows)
-        if (step + 1) % c.policy_delay == 0:
-            self._improve_actor(observation, batch["action"])
+    def step(self, rows: Rows, number: int) -> Floats | None:
+        """Critics, and the actor every `policy_delay` steps."""
+        c, critics, next_pairs = self.config, self._critics, self._next
+        assert rows.noise is not None
+        next_pairs.write(rows.following)
+        k.smooth_target_action(
+            self._target_actor.forward(rows.following),
+            rows.noise[:, 0],
+            F32(c.target_noise),
+            F32(c.target_noise_clip),
+            next_pairs.array,
+            next_pairs.offset,
+        )
+        one, other = self._targets.forward(next_pairs.tensor)
+        k.soft_targets(one, other, self._nothing, F32(0.0), rows.reward, rows.terminated, F32(c.gamma), self._wanted)
+        pairs, factor = self._now.write(rows.observation, rows.action), F32(2.0 / self.batch_size)
+        one, other = critics.forward(pairs)
+        loss, mean = k.squared_head(one, self._wanted, factor, critics.one.d_values)
+        other_loss, other_mean = k.squared_head(other, self._wanted, factor, critics.other.d_values)
+        error = critics.mean_error(factor) if self.wants_errors else None
+        critics.backward(pairs)
+        self.minimize("critic")
+        self.means.add("value_loss", loss + other_loss)
+        self.means.add("q_mean", 0.5 * (mean + other_mean))
+        if (number + 1) % c.policy_delay == 0:
+            self._step_actor(rows)
         return error
 
-    def _improve_actor(self, observation: Tensor, wanted: Tensor) -> None:
-        c, rows = self.config, self._rows
-        action = self._actor.forward(observation).tanh()
-        value = self._critics[0].forward(torch.cat([observation, action], 1))
-        scale = c.alpha / float(value.abs().mean())
-        difference = action - wanted
-        at_action = self._critics[0].input_gradient(torch.full_like(value, -scale / rows), self._actions)
-        at_action += (2.0 * c.imitation / difference.numel()) * difference
-        distance = difference.square().mean()
-        self._actor.backward(at_action * (1.0 - action * action))
-        loss = c.imitation * distance - scale * value.mean()
-        self._minimize("actor", {"policy_loss": loss, "imitation_loss": distance})
+    def _step_actor(self, rows: Rows) -> None:
+        c, now, critic = self.config, self._now, self._critics.one
+        k.write_tanh(self._actor.forward(rows.observation), now.array, now.offset)
+        mean, size = k.mean_sizes(critic.forward(now.tensor))
+        scale = c.alpha / size
+        critic.d_out.fill_(-scale / self.batch_size)
+        critic.backward_inputs(now.offset, self._d_action)
+        distance = k.imitation_gradient(
+            now.array,
+            now.offset,
+            rows.action.reshape(self.batch_size, -1),
+            self._d_action.numpy(),
+            F32(c.imitation),
+            self._actor.d_values,
+        )
+        self._actor.backward(rows.observation)
+        self.minimize("actor")
+        self.means.add("policy_loss", -scale * mean + c.imitation * distance)
+        self.means.add("imitation_loss", distance)
 
 
 class FusedIQL(FusedUpdate):
-    """The update of `IQL` for continuous actions."""
+    """IQL."""
 
-    def __init__(self, policy: Any, target: Any, adam: Adam, config: Any, max_weight: float) -> None:
-        super().__init__(policy, target, adam, config)
-        self._max_weight = max_weight
+    def allocate(self, size: int) -> None:
+        """Actor, critics, value network and target critics."""
+        policy = self.policy
+        self._actor, self._value = (
+            self.network(policy.actor, "actor"),
+            self.network(policy.value_network, "value_network"),
+        )
+        self._critics, self._targets = self._twins(policy, "critic"), self._twins(self.target, "target_critic")
+        self._pairs = None if policy.is_discrete else _Pairs(policy, size)
+        self._wanted_value, self._wanted, self._advantage, self._weight = (np.zeros(size, F32) for _ in range(4))
+        if not policy.is_discrete:
+            self._log_std = policy.distribution.log_std.detach().numpy()
+            self._d_log_std = policy.distribution.log_std.grad.numpy()
 
-    def _allocate(self, rows: int) -> None:
-        self._actor = DensePass(self._networks(self.policy.actor, "actor")[0], rows)
-        value = self._networks(self.policy.value_network, "value_network")[0]
-        self._value, self._next_value = DensePass(value, rows), DensePass(value, rows)
-        self._critics = [DensePass(one, rows) for one in self._networks(self.policy.critic, "critic")]
-        self._targets = [DensePass(one, rows) for one in self._networks(self.target.critic, "target_critic")]
-
-    def _step(self, batch: dict[str, Tensor], step: int) -> Tensor | None:
-        c, rows, observation = self.config, self._rows, batch["observation"]
-        wanted_value = torch.minimum(*(target.forward(batch["pairs"]) for target in self._targets))
-        future = self._next_value.forward(batch["next_observation"])
-        wanted = batch["reward"].unsqueeze(1) + c.gamma * future * batch["continues"].unsqueeze(1)
-        advantage = wanted_value - self._value.forward(observation)
-        side = torch.where(advantage < 0, 1.0 - c.expectile, c.expectile)
-        expectile_loss = (side * advantage.square()).mean()
-        self._value.backward((-2.0 / rows) * side * advantage)
-        self._minimize("value_network", {"expectile_loss": expectile_loss, "advantage_mean": advantage.mean()})
-        error = self._fit_critics(self._critics, batch["pairs"], wanted, 1.0 / rows, 0.5 / rows)
-        weight = (c.beta * advantage).exp_().clamp_(max=self._max_weight)
-        self._regress_actor(observation, batch["action"], weight)
+    def step(self, rows: Rows, number: int) -> Floats | None:
+        """Value network, critics and actor; all three see the weights from before the step."""
+        c, critics = self.config, self._critics
+        inputs = rows.observation if self._pairs is None else self._pairs.write(rows.observation, rows.action)
+        one, other = self._targets.forward(inputs)
+        if self._pairs is None:
+            everyone = np.arange(self.batch_size)
+            np.minimum(one[everyone, rows.action], other[everyone, rows.action], out=self._wanted_value)
+        else:
+            np.minimum(one[:, 0], other[:, 0], out=self._wanted_value)
+        future = self._value.forward(rows.following)
+        k.soft_targets(future, future, self._wanted, F32(0.0), rows.reward, rows.terminated, F32(c.gamma), self._wanted)
+        values = self._value.forward(rows.observation)
+        loss, mean = k.expectile_head(
+            values, self._wanted_value, F32(c.expectile), self._value.d_values, self._advantage
+        )
+        self._value.backward(rows.observation)
+        self.minimize("value_network")
+        self.means.add("expectile_loss", loss)
+        self.means.add("advantage_mean", mean)
+        # The mean of both squared errors.
+        factor = F32(1.0 / self.batch_size)
+        critics.forward(inputs)
+        sums = [self._head(critic, rows.action, factor) for critic in (critics.one, critics.other)]
+        error = critics.mean_error(factor) if self.wants_errors else None
+        critics.backward(inputs)
+        self.minimize("critic")
+        self.means.add("value_loss", 0.5 * (sums[0][0] + sums[1][0]))
+        self.means.add("q_mean", 0.5 * (sums[0][1] + sums[1][1]))
+        self._step_actor(rows)
         return error
 
-    def _regress_actor(self, observation: Tensor, action: Tensor, weight: Tensor) -> None:
-        rows, raw = self._rows, self.policy.distribution.log_std
-        log_std = raw.detach().clamp(LOG_STD_MIN, LOG_STD_MAX)
-        inverse = (-log_std).exp()
-        mean = self._actor.forward(observation).tanh()
-        z = (action - mean) * inverse
-        log_prob = (-0.5 * z * z - log_std - _LOG_SQRT_2PI).sum(1, keepdim=True)
-        at_mean = (-1.0 / rows) * weight * z * inverse
-        self._actor.backward(at_mean * (1.0 - mean * mean))
-        inside = (raw.detach() == log_std).float()
-        raw.grad.copy_((weight * (z * z - 1.0)).sum(0) * (-1.0 / rows) * inside)
-        self._minimize("actor", {"policy_loss": -(weight * log_prob).mean()})
+    def _head(self, critic: FusedMLP, action: NDArray[Any], factor: np.float32) -> tuple[float, float]:
+        if self._pairs is None:
+            result: tuple[float, float] = k.chosen_squared_head(
+                critic.values, action, self._wanted, factor, critic.d_values
+            )
+        else:
+            result = k.squared_head(critic.values, self._wanted, factor, critic.d_values)
+        return result
+
+    def _step_actor(self, rows: Rows) -> None:
+        k.regression_weights(self._advantage, F32(self.config.beta), F32(100.0), self._weight)
+        out = self._actor.forward(rows.observation)
+        if self._pairs is None:
+            loss = k.categorical_regression(out, rows.action, self._weight, self._actor.d_values)
+        else:
+            action = rows.action.reshape(self.batch_size, -1)
+            loss = k.gaussian_regression(
+                out, self._log_std, action, self._weight, self._actor.d_values, self._d_log_std
+            )
+        self._actor.backward(rows.observation)
+        self.minimize("actor")
+        self.means.add("policy_loss", loss)
 
 
 class FusedBC(FusedUpdate):
-    """The update of `BC` for continuous actions."""
+    """Behaviour cloning."""
 
-    target_groups = ()
+    def allocate(self, size: int) -> None:
+        """The actor."""
+        self._actor, self._ones = self.network(self.policy.actor, "actor"), np.ones(size, F32)
+        width = self._actor.values.shape[1]
+        self._action, self._nothing = np.zeros((size, width), F32), np.zeros((size, width), F32)
 
-    def _allocate(self, rows: int) -> None:
-        self._actor = DensePass(self._networks(self.policy.actor, "actor")[0], rows)
-
-    def _step(self, batch: dict[str, Tensor], step: int) -> Tensor | None:
-        action = self._actor.forward(batch["observation"]).tanh()
-        difference = action - batch["action"]
-        self._actor.backward((2.0 / difference.numel()) * difference * (1.0 - action * action))
-        self._minimize("actor", {"policy_loss": difference.square().mean()})
-        return None
+    def step(self, rows: Rows, number: int) -> None:
+        """The distance from the actions of the data."""
+        out = self._actor.forward(rows.observation)
+        if self.policy.is_discrete:
+            loss = k.categorical_regression(out, rows.action, self._ones, self._actor.d_values)
+        else:
+            k.write_tanh(out, self._action, 0)
+            action = rows.action.reshape(self.batch_size, -1)
+            loss = k.imitation_gradient(self._action, 0, action, self._nothing, F32(1.0), self._actor.d_values)
+        self._actor.backward(rows.observation)
+        self.minimize("actor")
+        self.means.add("policy_loss", loss)

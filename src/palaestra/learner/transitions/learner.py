@@ -56,6 +56,7 @@ class TransitionLearner:
         self._progress, self._allows_compiled = progress, compiled
         self._compiled: TransitionUpdate | None = None
         self._weights: LiveWeights | None = None
+        self._copies: list[Tensor] = []
 
     def update(self, experience: TransitionBatch, *, poll: Callable[[], None] | None = None) -> dict[str, float]:
         """Take one gradient step per minibatch of `experience`."""
@@ -203,13 +204,18 @@ class TransitionLearner:
             reason = f"has {first.numel()} trained numbers, this policy has {self.optimizer.first.numel()}"
             raise CheckpointError("checkpoint", place, reason, "Use the configuration it was trained with")
 
+    @torch.no_grad()
     def _undo_point(self) -> Callable[[], None]:
         adam = self.optimizer
         vectors = (self.flat.vector, self._target_flat.vector, adam.first, adam.second)
-        copies, steps, taken = [vector.clone() for vector in vectors], dict(adam.steps), self.gradient_steps
+        if not self._copies:
+            self._copies = [torch.empty_like(vector) for vector in vectors]
+        for saved, vector in zip(self._copies, vectors, strict=True):
+            saved.copy_(vector)
+        steps, taken = dict(adam.steps), self.gradient_steps
 
         def undo() -> None:
-            for vector, saved in zip(vectors, copies, strict=True):
+            for vector, saved in zip(vectors, self._copies, strict=True):
                 vector.copy_(saved)
             adam.steps, self.gradient_steps = steps, taken
 

@@ -10,9 +10,15 @@ from pydantic import Field
 from torch import nn
 
 from palaestra.learner.adam import Adam
-from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig, decay
-from palaestra.learner.transitions.fused import FusedBC, FusedIQL, FusedTD3BC, can_fuse
-from palaestra.policy.off_policy import ClonedActor, DeterministicActorCritic, ImplicitQ
+from palaestra.learner.transitions.algorithm import (
+    StepLoss,
+    TransitionAlgorithm,
+    TransitionConfig,
+    TransitionUpdate,
+    decay,
+)
+from palaestra.learner.transitions.fused import FusedBC, FusedIQL, FusedTD3BC
+from palaestra.policy.fused import why_not_fused
 
 MAX_ADVANTAGE_WEIGHT = 100.0
 """Largest weight of a sample in the regression of IQL."""
@@ -34,9 +40,9 @@ class BC(TransitionAlgorithm):
             loss = nn.functional.mse_loss(parameters, action.reshape(parameters.shape))
         yield StepLoss("actor", loss, {"policy_loss": loss.detach()})
 
-    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> FusedBC | None:
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
         """The same update without autograd."""
-        return FusedBC(policy, target, adam, self.config) if can_fuse(policy, ClonedActor) else None
+        return None if why_not_fused(policy) else FusedBC(self.config, self.target_groups, policy, target, adam)
 
 
 class TD3BCConfig(TransitionConfig):
@@ -93,9 +99,9 @@ class TD3BC(TransitionAlgorithm):
         noise: float = self.config.exploration_noise
         return noise
 
-    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> FusedTD3BC | None:
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
         """The same update without autograd."""
-        return FusedTD3BC(policy, target, adam, self.config) if can_fuse(policy, DeterministicActorCritic) else None
+        return None if why_not_fused(policy) else FusedTD3BC(self.config, self.target_groups, policy, target, adam)
 
 
 class IQLConfig(TransitionConfig):
@@ -141,8 +147,6 @@ class IQL(TransitionAlgorithm):
         """The actor's rate has a schedule of its own."""
         return {"actor": self.config.learning_rate * decay(self.config.actor_schedule, progress)}
 
-    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> FusedIQL | None:
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
         """The same update without autograd."""
-        return (
-            FusedIQL(policy, target, adam, self.config, MAX_ADVANTAGE_WEIGHT) if can_fuse(policy, ImplicitQ) else None
-        )
+        return None if why_not_fused(policy) else FusedIQL(self.config, self.target_groups, policy, target, adam)

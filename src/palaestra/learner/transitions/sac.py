@@ -9,9 +9,9 @@ import torch
 from pydantic import Field
 
 from palaestra.learner.adam import Adam
-from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig
-from palaestra.learner.transitions.fused import FusedSAC, can_fuse
-from palaestra.policy.off_policy import SoftActorCritic
+from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig, TransitionUpdate
+from palaestra.learner.transitions.fused import FusedSAC
+from palaestra.policy.fused import why_not_fused
 
 
 class SACConfig(TransitionConfig):
@@ -61,8 +61,6 @@ class SAC(TransitionAlgorithm):
         given: float | None = self.config.target_entropy
         return -float(policy.distribution.size) if given is None else given
 
-    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> FusedSAC | None:
+    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
         """The same update without autograd."""
-        if not can_fuse(policy, SoftActorCritic):
-            return None
-        return FusedSAC(policy, target, adam, self.config, self.aimed_entropy(policy))
+        return None if why_not_fused(policy) else FusedSAC(self.config, self.target_groups, policy, target, adam)
