@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from palaestra.errors import ConfigError
-from palaestra.policy.unit_actions import ClippedGaussian, NoisyAction, TanhGaussian
+from palaestra.policy.off_policy.unit_actions import ClippedGaussian, NoisyAction, TanhGaussian
 
 BOX = spaces.Box(np.array([-2.0, 0.1], np.float32), np.array([2.0, 0.7], np.float32))
 

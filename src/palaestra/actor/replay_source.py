@@ -24,8 +24,8 @@ from palaestra.errors import ConfigError, EnvironmentContractError
 from palaestra.experience.columns import map_column
 from palaestra.experience.replay import ReplayBuffer, TransitionBatch
 from palaestra.policy.device import device_of, move_to
-from palaestra.policy.fused import FusedActor, why_not_fused
 from palaestra.policy.network import eval_mode
+from palaestra.policy.off_policy.fused import FusedActor, why_not_fused
 from palaestra.transport.dataset_source import DatasetSource
 from palaestra.transport.source import Batch, EpisodeStats, ExperienceSource, SavedState, Timing, TrainingProgress
 

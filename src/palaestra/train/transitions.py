@@ -29,8 +29,8 @@ from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.transitions.learner import TransitionLearner
 from palaestra.policy.compiled import device_notices
-from palaestra.policy.fused import why_not_fused
 from palaestra.policy.off_policy import TransitionPolicy
+from palaestra.policy.off_policy.fused import why_not_fused
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.policy.tabular import TabularPolicy
 from palaestra.processes.threads import limit_threads

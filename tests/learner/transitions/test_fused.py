@@ -9,8 +9,8 @@ from palaestra.errors import NonFiniteError
 from palaestra.learner.registry import ALGORITHMS
 from palaestra.learner.transitions import TransitionLearner
 from palaestra.policy.config import PolicyConfig
-from palaestra.policy.fused import FusedActor, FusedMLP, why_not_fused
 from palaestra.policy.off_policy import TRANSITION_POLICIES
+from palaestra.policy.off_policy.fused import FusedActor, FusedMLP, why_not_fused
 
 from .linear import random_batch
 

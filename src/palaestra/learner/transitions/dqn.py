@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from palaestra.learner.adam import Adam
 from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig, TransitionUpdate
 from palaestra.learner.transitions.compiled import CompiledDQN
-from palaestra.policy.fused import why_not_fused
+from palaestra.policy.off_policy.fused import why_not_fused
 
 
 class DQNConfig(TransitionConfig):

@@ -21,7 +21,7 @@ from palaestra.learner.adam import Adam
 from palaestra.learner.transitions.algorithm import non_finite_gradient
 from palaestra.learner.update import RunningMeans
 from palaestra.policy.flat_parameters import FlatParameters
-from palaestra.policy.fused import FusedMLP, FusedNormalizer
+from palaestra.policy.off_policy.fused import FusedMLP, FusedNormalizer
 
 F32 = np.float32
 Floats = NDArray[np.float32]

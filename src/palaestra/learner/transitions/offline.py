@@ -18,7 +18,7 @@ from palaestra.learner.transitions.algorithm import (
     decay,
 )
 from palaestra.learner.transitions.fused import FusedBC, FusedIQL, FusedTD3BC
-from palaestra.policy.fused import why_not_fused
+from palaestra.policy.off_policy.fused import why_not_fused
 
 MAX_ADVANTAGE_WEIGHT = 100.0
 """Largest weight of a sample in the regression of IQL."""

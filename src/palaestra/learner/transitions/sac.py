@@ -11,7 +11,7 @@ from pydantic import Field
 from palaestra.learner.adam import Adam
 from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig, TransitionUpdate
 from palaestra.learner.transitions.fused import FusedSAC
-from palaestra.policy.fused import why_not_fused
+from palaestra.policy.off_policy.fused import why_not_fused
 
 
 class SACConfig(TransitionConfig):

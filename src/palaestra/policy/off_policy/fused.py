@@ -19,8 +19,14 @@ from palaestra.policy.device import device_of
 from palaestra.policy.distribution import Categorical, Distribution, EpsilonGreedy
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.network import ObservationNormalizer
-from palaestra.policy.off_policy import TRANSITION_POLICIES, TransitionPolicy
-from palaestra.policy.unit_actions import LOG_STD_MAX, LOG_STD_MIN, ClippedGaussian, NoisyAction, TanhGaussian
+from palaestra.policy.off_policy.networks import TRANSITION_POLICIES, TransitionPolicy
+from palaestra.policy.off_policy.unit_actions import (
+    LOG_STD_MAX,
+    LOG_STD_MIN,
+    ClippedGaussian,
+    NoisyAction,
+    TanhGaussian,
+)
 
 _MIN_LOW_WIDTH = 64
 """Narrower layers gain nothing from bfloat16."""

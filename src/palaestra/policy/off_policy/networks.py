@@ -23,7 +23,7 @@ from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import Device, choose_device, device_of
 from palaestra.policy.distribution import Categorical, Distribution, EpsilonGreedy
 from palaestra.policy.network import ACTIVATIONS, ObservationEncoder, ObservationNormalizer, check_network
-from palaestra.policy.unit_actions import ClippedGaussian, NoisyAction, TanhGaussian
+from palaestra.policy.off_policy.unit_actions import ClippedGaussian, NoisyAction, TanhGaussian
 
 
 def uniform_mlp(sizes: Sequence[int], activation: str, generator: torch.Generator) -> nn.Sequential:
