@@ -1,7 +1,7 @@
 """Kernels of learning from transitions: the heads of the losses, and the optimiser with the target network.
 
-The matrix products are calls of torch (`policy.off_policy.fused`); everything between them is here, one pass over memory each.
-Gradients are derived by hand; tests compare them with autograd.
+The matrix products are calls of torch (`policy.off_policy.fused`); everything between them is here, one pass over
+memory each. Gradients are derived by hand; tests compare them with autograd.
 """
 
 from __future__ import annotations
