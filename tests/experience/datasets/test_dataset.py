@@ -3,6 +3,7 @@
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -249,6 +250,25 @@ def test_an_interrupted_writer_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         begin()
     assert list(root.iterdir()) == []
+
+
+def test_an_interrupt_inside_hdf5_is_not_swallowed(tmp_path, monkeypatch):
+    """HDF5 ignores exceptions of the file that it writes to, so that Ctrl-C would be lost there."""
+    from palaestra.experience.datasets import storage
+
+    class Interrupted(storage._GuardedFile):
+        def write(self, data):
+            os.kill(os.getpid(), signal.SIGINT)
+            return super().write(data)
+
+    monkeypatch.setattr(storage, "_GuardedFile", Interrupted)
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            make_dataset(tmp_path, episodes=[count_up(50_000)])
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_empty_dataset_is_refused(tmp_path):

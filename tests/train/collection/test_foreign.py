@@ -1,7 +1,5 @@
 """Checkpoints of other trainers collect data, in a process of their own and without the run service."""
 
-import gymnasium
-import numpy as np
 import pytest
 import stable_baselines3 as sb3
 
@@ -90,11 +88,3 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(home, model, monkeyp
     with pytest.raises(CheckpointError, match="was ended by signal 9"):
         collect_dataset(home, plan(model[1]))
     assert not home.datasets.exists()
-
-
-def test_observations_reach_the_policy_as_the_environment_gives_them(home, model):
-    """The first observation of the dataset is that of a reset with the seed of the plan."""
-    arrays = collect_dataset(home, plan(model[1], amount=Amount(steps=3), seed=5)).load_transitions()
-    again = collect_dataset(home, plan(model[1], amount=Amount(steps=3), seed=5, dataset_id="b-v0")).load_transitions()
-    np.testing.assert_array_equal(arrays.observation, again.observation)
-    assert gymnasium.make("CartPole-v1").observation_space.contains(arrays.observation[0])

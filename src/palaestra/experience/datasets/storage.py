@@ -15,6 +15,8 @@ import errno
 import io
 import math
 import os
+import signal
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -152,6 +154,22 @@ def open_hdf5(path: Path, place: str = "dataset") -> Iterator[Any]:
         yield file
 
 
+@contextmanager
+def _hold_interrupts() -> Iterator[None]:
+    """Deliver Ctrl-C after the block. HDF5 calls Python to write, and swallows exceptions that are raised there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[tuple[int, Any]] = []
+    previous = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
+    if held and callable(previous):
+        previous(*held[0])
+
+
 class _GuardedFile(io.FileIO):
     """A file for HDF5 that remembers its first error instead of raising it, and ignores later writes.
 
@@ -210,9 +228,14 @@ class EpisodeFile:
 
     def add(self, episode: Episode) -> None:
         """Append an episode; `DatasetError` if its arrays do not fit the spaces."""
+        arrays = self._layout.check(episode, f"episode {len(self._rows)}")
+        with _hold_interrupts():
+            self._append(episode, arrays)
+        self._disk.raise_if_failed()
+
+    def _append(self, episode: Episode, arrays: list[Array]) -> None:
         h5s, h5d, h5t = self._h5py.h5s, self._h5py.h5d, self._h5py.h5t
         number = len(self._rows)
-        arrays = self._layout.check(episode, f"episode {number}")
         group = self._h5py.h5g.create(self._file.id, f"episode_{number}".encode())
         self._write_attribute(group, b"id", number)
         if episode.seed is not None:
@@ -227,15 +250,15 @@ class EpisodeFile:
             dataset = h5d.create(group, name.encode(), kind, shape, self._creation, self._link_creation)
             dataset.write(h5s.ALL, h5s.ALL, array)
             row.append(dataset.get_offset())
-        self._disk.raise_if_failed()
         self._rows.append(row)
         self.num_steps += len(episode)
 
     def close(self) -> None:
         """Close the file; `OSError` if it could not be written."""
         if not self._disk.closed:
-            self._file.close()
-            self._disk.close()
+            with _hold_interrupts():
+                self._file.close()
+                self._disk.close()
             self._disk.raise_if_failed()
 
     def index(self) -> bytes:
