@@ -105,14 +105,17 @@ def test_a_file_in_the_style_of_d4rl_is_imported(palaestra, tmp_path):
     assert (again.code, "exists already" in again.err) == (2, True)
 
 
-def test_a_directory_of_minari_is_adopted(palaestra, made, root):
+def test_a_directory_of_minari_is_adopted(palaestra, root):
+    made = palaestra(*CREATE, "--env-kwargs", '{"sutton_barto_reward": true}', "--json")
+    assert json.loads(made.out)["about"]["env_kwargs"] == {"sutton_barto_reward": True}
     for name in ("manifest.json", "index.npy"):
         (root / "cartpole/random-v0" / name).unlink()
     assert "not verified" in palaestra("datasets", "list").out
     assert palaestra("datasets", "show", "cartpole/random-v0").code == 2
     result = palaestra("datasets", "import", root / "cartpole/random-v0", "--json")
     assert result.code == 0, result.err
-    assert json.loads(result.out)["about"] == {"imported": "minari"}
+    about = json.loads(result.out)["about"]
+    assert about == {"imported": "minari", "env_kwargs": {"sutton_barto_reward": True}, "max_episode_steps": 500}
     assert palaestra("datasets", "verify", "--all").code == 0
 
 
@@ -177,6 +180,8 @@ def test_a_dataset_of_a_queued_run_is_not_removed(palaestra, made, root, home):
         (("create", "a b-v0", "--env", "CartPole-v1", "--steps", "10"), "is not a dataset id"),
         (("create", "naïve-v0", "--env", "CartPole-v1", "--steps", "10"), "is not a dataset id"),
         (("create", "a-v0", "--env", "CartPole-v1", "--steps", "ten"), "--steps"),
+        (("create", "a-v0", "--env", "CartPole-v1", "--steps", "9", "--env-kwargs", "[1]"), "is not a JSON object"),
+        (("create", "a-v0", "--env", "CartPole-v1", "--steps", "9", "--env-kwargs", '{"mass": 1}'), "env.kwargs"),
         (("create", "a-v0", "--env", "CartPole-v1", "--steps", "10", "--seed", "-1"), "--seed = -1"),
         (("create", "a-v0", "--env", "CartPole-v1", "--steps", "10", "--checkpoint", "none"), "no such run"),
         (("create", "a-v0", "--env", "CartPole-v1", "--steps", "10", "--policy", "os:getcwd"), "getcwd"),

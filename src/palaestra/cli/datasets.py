@@ -102,6 +102,9 @@ def verify_command(
 def create_command(
     dataset_id: DatasetArgument,
     env: Annotated[str, typer.Option(metavar="ENV", help="Environment id. Default: that of --checkpoint.")] = "",
+    env_kwargs: Annotated[
+        str, typer.Option(metavar="JSON", help='Arguments of the environment, such as \'{"map_name": "8x8"}\'.')
+    ] = "",
     policy: Annotated[
         str, typer.Option(metavar="NAME", help="random (default), or a function package.module:function(observation).")
     ] = "",
@@ -152,6 +155,7 @@ def create_command(
         dataset_id=dataset_id,
         amount=amount,
         env_id=env,
+        env_kwargs=_parse_kwargs(env_kwargs),
         policy=policy or ("" if checkpoint or recorded else "random"),
         checkpoint=find_policy(checkpoint, home) if checkpoint else None,
         recordings=recordings,
@@ -168,6 +172,21 @@ def create_command(
     with _progress("collecting", total or 0, unit) as advance:
         dataset = collect_dataset(home, plan, lambda steps, episodes: advance(steps if unit == "steps" else episodes))
     _print_made(dataset, as_json, "created")
+
+
+def _parse_kwargs(text: str) -> dict[str, Any] | None:
+    from palaestra.strict_json import read_json
+
+    if not text:
+        return None
+    try:
+        kwargs = read_json(text)
+        if not isinstance(kwargs, dict):
+            raise ValueError(f"it is a {type(kwargs).__name__}")
+    except ValueError as error:
+        example = 'Write for example {"map_name": "8x8"}'
+        raise ConfigError("--env-kwargs", text, f"is not a JSON object ({error})", example) from None
+    return kwargs
 
 
 def import_command(

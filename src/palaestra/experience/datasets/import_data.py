@@ -7,6 +7,7 @@ the file itself are read: links, virtual arrays and arrays in external files are
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -181,13 +182,14 @@ def import_minari(
     if dataset.dataset_id != target:
         # Minari refuses a dataset whose directory and metadata disagree.
         raise DatasetError("--id", target, f"its metadata says {dataset.dataset_id}", f"Use {dataset.dataset_id}")
+    facts = {"imported": "minari", **_read_settings(directory), **(about or {})}
     resolved = directory.resolve()
     if resolved == (root / target).resolve():
         if manifest is not None:
             remedy = f"Verify it with: palaestra datasets verify {target}"
             raise DatasetError("dataset", target, "has a manifest already", remedy)
         _check_episodes(dataset)
-        write_manifest(directory, target, dataset.env_id, {"imported": "minari", **(about or {})})
+        write_manifest(directory, target, dataset.env_id, facts)
         return find_dataset(target, root)
     check_new(root, target)
     needed = 0 if move else sum((directory / name).stat().st_size for name in list_files(directory))
@@ -200,8 +202,21 @@ def import_minari(
             (copy / DATA).mkdir()
             for name in (METADATA, MAIN):
                 (os.rename if move else shutil.copyfile)(directory / DATA / name, copy / DATA / name)
-            write_manifest(copy, target, dataset.env_id, {"imported": "minari", **(about or {})})
+            write_manifest(copy, target, dataset.env_id, facts)
     return find_dataset(target, root)
+
+
+def _read_settings(directory: Path) -> dict[str, Any]:
+    """The settings of the environment that Minari stored with the data."""
+    try:
+        spec = json.loads(json.loads((directory / DATA / METADATA).read_bytes())["env_spec"])
+        kwargs, limit = spec.get("kwargs"), spec.get("max_episode_steps")
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}
+    return {
+        "env_kwargs": kwargs if isinstance(kwargs, dict) else {},
+        "max_episode_steps": limit if type(limit) is int and limit > 0 else None,
+    }
 
 
 def _check_episodes(dataset: Dataset) -> None:

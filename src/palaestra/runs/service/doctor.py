@@ -40,6 +40,7 @@ _PACKAGES: dict[str, tuple[str, str, Literal["warning", "refused"]]] = {
     "imageio_ffmpeg": ("video clips", "video", "warning"),
     "Box2D": ("the environments LunarLander and BipedalWalker", "box2d", "warning"),
     "mujoco": ("the environments of MuJoCo", "mujoco", "warning"),
+    "h5py": ("datasets to learn from", "offline", "warning"),
     "transformers": ("vision-language models", "vlm", "warning"),
     "miniwob": ("screen tasks", "ui", "warning"),
 }
