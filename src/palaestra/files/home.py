@@ -8,6 +8,7 @@ var/training/                     under $PALAESTRA_HOME, else under the current 
     archive/<run_id>.tar.gz       archived runs                    trash/<run_id>.<time>/  deleted runs
     episodes/<episode_id>/        recorded episodes of plays       presets/<kind>/<name>.json     values of forms
     datasets/<dataset_id>/        offline data in Minari's layout: `experience.datasets`
+    environments/<name>-<digest>/ Python environments of runners    custom/<runner>/<name>/ checkpoints kept by name
 """
 
 from __future__ import annotations
@@ -42,6 +43,10 @@ class Home:
     """Datasets to learn from, in the layout of Minari."""
     presets = PathIn("presets")
     """Named values of forms."""
+    environments = PathIn("environments")
+    """Python environments that runners create."""
+    custom = PathIn("custom")
+    """Checkpoints that runners keep by name."""
     service = PathIn("service")
     """Files of the run service; mode 0700."""
     lock = PathIn("service/lock")

@@ -143,7 +143,7 @@ def test_every_action_key_and_metric_is_in_the_documentation(paths, machine):
         re.findall(r'Percept\("(\w+)"', (program / "worlds.py").read_text() + (program / "agent.py").read_text())
     )
 
-    assert len(actions) == 15
+    assert len(actions) == 16
     assert [name for name in sorted(actions) if f"`{name}" not in page] == []
     assert [name for name in sorted(metrics | keys) if f"`{name}" not in page and f".{name}`" not in page] == []
     assert [name for name in sorted(beliefs) if not re.search(rf"`{name}[(`]", page)] == []

@@ -41,7 +41,8 @@ class RunnerEnvironment:
         """Where it is or will be; another Python or other pins are another environment."""
         pins = self.requirements.read_bytes() + sys.version.encode()
         chosen = machine.environment.get(LOCATION_VARIABLE)
-        base = Path(chosen).expanduser() if chosen else (state or Home.default().path) / "environments"
+        home = Home.default() if state is None else Home(state)
+        base = Path(chosen).expanduser() if chosen else home.environments
         return base.absolute() / f"{self.name}-{hashlib.sha256(pins).hexdigest()[:12]}"
 
     def is_ready(self, machine: Machine, state: Path | None = None) -> bool:

@@ -49,8 +49,6 @@ from palaestra.runs.wire import JsonObject
 PROGRAM = Path(__file__).with_name("programs") / "bdi_program.py"
 PLANS = PROGRAM.with_name("bdi") / "plans"
 ENVIRONMENT = RunnerEnvironment("spade_bdi", PROGRAM.with_name("bdi") / "requirements.txt")
-LIBRARY = Path("custom") / "spade_bdi"
-"""Named agents, below the state directory."""
 _ENVIRONMENTS = {
     "FrozenLake-v1": "Toy text",
     "FrozenLake8x8-v1": "Toy text",
@@ -225,7 +223,7 @@ class SpadeBdiRunner:
             flags["--load"] = str(_find_warm_start(spec, state))
         if config.save_as:
             _check_export(config, state)
-            flags["--export"] = str(state / LIBRARY / config.save_as)
+            flags["--export"] = str(named_agents(state) / config.save_as)
         start = [spec_python(spec)] if spec.python is not None else ENVIRONMENT.command(machine, state)
         variables = {} if spec.python is not None else pip_variables(machine)
         password = machine.environment.get(config.xmpp.password_variable)
@@ -239,7 +237,7 @@ class SpadeBdiRunner:
             sources=(StdoutLines("events"),),
             stop_grace_s=_STOP_GRACE_S,
             env_id=spec.env_id,
-            algorithm="bdi",
+            algorithm=_agent_name(config),
             steps_key="episodes",
             env_signature={} if answer is None else answer.env_signature,
             resolved={**config.model_dump(mode="json"), "env_id": spec.env_id, "seed": spec.seed or 0},
@@ -287,6 +285,12 @@ def _asl_path(spec: RunSpec, config: SpadeBdiConfig) -> Path | None:
     return None if config.asl is None else (spec.invoked_from / Path(config.asl).expanduser()).absolute()
 
 
+def _agent_name(config: SpadeBdiConfig) -> str:
+    """`bdi`, or the name of the user's own plans: runs with other plans are another agent."""
+    stem = Path(config.asl or "").stem
+    return stem if _NAME.fullmatch(stem) else "bdi"
+
+
 def _plans_digest(spec: RunSpec, config: SpadeBdiConfig) -> str:
     """Hash of the plans: of the given file, or of those that ship."""
     path = _asl_path(spec, config)
@@ -297,18 +301,24 @@ def _plans_digest(spec: RunSpec, config: SpadeBdiConfig) -> str:
 def _find_warm_start(spec: RunSpec, state: Path) -> Path:
     """The checkpoint directory of a warm start: a path, or a name in the library."""
     name = spec.warm_start or ""
-    candidates = (spec.invoked_from / Path(name).expanduser(), state / LIBRARY / name)
+    candidates = (spec.invoked_from / Path(name).expanduser(), named_agents(state) / name)
     for path in candidates:
         if (path / "manifest.json").is_file():
             return path.absolute()
-    known = sorted(path.name for path in (state / LIBRARY).glob("[!.]*") if path.is_dir())
+    known = sorted(path.name for path in named_agents(state).glob("[!.]*") if path.is_dir())
     remedy = f"Known names: {', '.join(known)}" if known else "Give a step_N directory of an earlier run"
     raise ConfigError("warm_start", name, "is neither a checkpoint of a BDI agent nor a name in the library", remedy)
 
 
+def named_agents(state: Path) -> Path:
+    """The directory of agents that were kept by name, in a state directory."""
+    return Home(state).custom / "spade_bdi"
+
+
 def _check_export(config: SpadeBdiConfig, state: Path) -> None:
-    if config.save_as and (state / LIBRARY / config.save_as).exists():
-        reason = f"{state / LIBRARY / config.save_as} exists and is never overwritten"
+    path = named_agents(state) / config.save_as
+    if config.save_as and path.exists():
+        reason = f"{path} exists and is never overwritten"
         raise ConfigError("save_as", config.save_as, reason, "Choose another name")
 
 

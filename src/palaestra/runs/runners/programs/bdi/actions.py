@@ -42,6 +42,7 @@ class PlanActions:
             (".use_only", 2): self._use_only,
             (".allow_all", 1): self._allow_all,
             (".confidence", 2): self._confidence,
+            (".score", 2): self._score,
             (".cache_policy", 1): self._cache_policy,
             (".policy_action", 2): self._policy_action,
             (".follow_policy", 2): self._follow_policy,
@@ -107,6 +108,10 @@ class PlanActions:
     def _confidence(self, intention: Any, skill: Any, confidence: Any) -> bool:
         value = self._library.get(skill_name(skill, intention.scope)).confidence
         return value is not None and _bind(confidence, value, intention)
+
+    def _score(self, intention: Any, skill: Any, score: Any) -> bool:
+        policy = self._library.policies.get(skill_name(skill, intention.scope))
+        return policy is not None and _bind(score, policy.score, intention)
 
     def _cache_policy(self, intention: Any, skill: Any) -> bool:
         name, body = skill_name(skill, intention.scope), self._body

@@ -9,11 +9,11 @@
 
 +!walk <- .begin_episode; !set_mode; while (not over) { !act }; !review.
 
-// Every third episode, and with a policy every fifth, shows what the skill can do without exploring.
-+!set_mode : has_policy(walk, _) & episode(N) & N mod 5 > 0 <- .abolish(mode(_)); +mode(follow).
-+!set_mode : has_policy(walk, _) <- .abolish(mode(_)); +mode(rehearse).
-+!set_mode : episode(N) & N mod 3 > 0 <- .abolish(mode(_)); +mode(explore).
-+!set_mode <- .abolish(mode(_)); +mode(rehearse).
+// No way is shorter than up, along the cliff and down. A policy that is longer is not followed: the skill learns on.
++!set_mode : .score(walk, R) & size(W, _) & R >= -(W + 1) <- .abolish(mode(_)); +mode(follow).
++!set_mode : slippery & has_policy(walk, _) & episode(N) & N mod 5 > 0 <- .abolish(mode(_)); +mode(follow).
++!set_mode : episode(N) & N mod 3 > 0 <- .abolish(mode(_)); +mode(rehearse).
++!set_mode <- .abolish(mode(_)); +mode(explore).
 
 @descend
 +!act : at(X, _) & goal(X, _) & not slippery & move(A, 0, 1) <- .do(A); .learn(walk).
