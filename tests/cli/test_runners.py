@@ -1,14 +1,18 @@
 """`palaestra runners`."""
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 import typer
+from tests.runs.runners.bdi import bdi_python
 from typer.testing import CliRunner
 
 from palaestra.cli.catalog import envs as envs_command
 from palaestra.cli.catalog import runners as runners_command
 from palaestra.errors import ConfigError
+from palaestra.runs.process.virtual_environment import LOCATION_VARIABLE
 
 
 def _command(function):
@@ -43,6 +47,16 @@ def test_one_line_per_runner_with_what_it_can_do(runners):
     }  # fmt: skip
     assert {"BELIEFS", "GPU"} <= set(lines[0].split())
     assert "wandb, huggingface" in next(line for line in lines if line.startswith("cleanrl"))
+
+
+def test_the_environment_of_a_runner_is_prepared_once(runners, monkeypatch):
+    bdi_python()
+    monkeypatch.setenv(LOCATION_VARIABLE, str(Path(sys.prefix) / "environments"))
+
+    assert runners("--prepare", "spade-bdi") == "spade-bdi is ready.\n"
+    assert json.loads(runners("--prepare", "spade-bdi", "--json")) == {"runner": "spade-bdi", "ready": True}
+    with pytest.raises(ConfigError, match="has no environment of its own"):
+        runners("--prepare", "echo")
 
 
 def test_programs_get_a_document(runners):

@@ -120,11 +120,17 @@ def runners(
     scripts: Annotated[
         str | None, typer.Option(metavar="RUNNER", help="List the scripts or algorithms of the runner.")
     ] = None,
+    prepare: Annotated[
+        str | None, typer.Option(metavar="RUNNER", help="Create the Python environment of the runner before a run.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """List the trainers that runs can use, and their capabilities."""
     from palaestra.runs.runners.registry import broken_runners, get_runner, registered_runners
 
+    if prepare is not None:
+        _prepare(prepare, as_json)
+        return
     if scripts is not None:
         _print_scripts(scripts, as_json)
         return
@@ -143,6 +149,24 @@ def runners(
     print("\n".join(format_runners(capabilities)))
     for name, reason in broken.items():
         print(f"{name} cannot be loaded: {reason}")
+
+
+def _prepare(name: str, as_json: bool) -> None:
+    import subprocess
+
+    from palaestra.runs.catalogue import RunnerWithPreparation
+    from palaestra.runs.runners.registry import get_runner
+
+    runner = get_runner(name)
+    if not isinstance(runner, RunnerWithPreparation):
+        raise ConfigError("prepare", name, "has no environment of its own", "Its runs need no preparation")
+    _, machine = _catalogue_arguments(name)
+    if subprocess.run(runner.preparation(machine), check=False).returncode:
+        raise typer.Exit(1)
+    if as_json:
+        print_json({"runner": name, "ready": True})
+    else:
+        print(f"{name} is ready.")
 
 
 def _print_scripts(name: str, as_json: bool) -> None:

@@ -153,3 +153,11 @@ class RunnerWithReadiness(Protocol):
 
     def readiness(self, spec: RunSpec, machine: Machine) -> Sequence[Finding]:
         """What is there and what is missing, within a second; may start short-lived probes of interpreters."""
+
+
+@runtime_checkable
+class RunnerWithPreparation(Protocol):
+    """A runner with a Python environment of its own, which its first run creates unless it was prepared before."""
+
+    def preparation(self, machine: Machine) -> Sequence[str]:
+        """The command that creates the environment, reporting on standard error; it does nothing if it exists."""

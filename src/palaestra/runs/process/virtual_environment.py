@@ -76,7 +76,7 @@ class RunnerEnvironment:
                 "Connect to a package index (PIP_INDEX_URL), or name an interpreter that has spade-bdi with --python"
             )
             return [Finding("python", "refused", text, remedy)]
-        text = f"the environment {directory} will be created when the run starts (about half a minute, 150 MB)"
+        text = f"the environment {directory} will be created when the run starts (about half a minute, 230 MB)"
         return [Finding("python", "ok", text)]
 
 

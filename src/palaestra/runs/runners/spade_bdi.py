@@ -186,6 +186,10 @@ class SpadeBdiRunner:
         """Whether its environment exists, or could be created."""
         return ENVIRONMENT.findings(machine) if spec.python is None else []
 
+    def preparation(self, machine: Machine) -> list[str]:
+        """The command that creates its environment."""
+        return [*ENVIRONMENT.command(machine, None, prints_to_stderr=True), "-c", "pass"]
+
     def preflight(self, spec: RunSpec, machine: Machine) -> list[Finding]:
         """Check keys, interpreter, XMPP server, environment, plans and the checkpoint of a warm start."""
         try:
