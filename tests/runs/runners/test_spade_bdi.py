@@ -114,8 +114,8 @@ def test_the_plans_follow_a_goal_that_moves_and_return_to_a_known_one_at_once(pa
 
     assert code == 0, output
     returns = [event.episode_return for event in read_events(plan) if isinstance(event, EpisodeSummary)]
-    # The cached policy of the first goal is as good as before; every tenth episode searches for a better one.
-    assert returns[40:49] == [max(returns[:20])] * 9
+    # The cached policy of the first goal is as good as before; at most every fifth episode searches for a better one.
+    assert returns[40:44] == [max(returns[:20])] * 4
     assert -100 < max(returns[20:40]) <= -9
 
 

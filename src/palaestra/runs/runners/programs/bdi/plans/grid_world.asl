@@ -16,8 +16,9 @@
 @new_goal
 +!prepare : goal(X, Y) <- +prepared(X, Y); for (wall(S, A)) { .forbid(goal(X, Y), S, A) }.
 
-// With a policy every tenth episode searches for a better one.
-+!set_mode : goal(X, Y) & has_policy(goal(X, Y), _) & episode(N) & N mod 10 > 0 <- .abolish(mode(_)); +mode(follow).
+// With a policy every fifth episode searches for a better one, until three searches in a row were of no use.
++!set_mode : goal(X, Y) & settled(X, Y) <- .abolish(mode(_)); +mode(follow).
++!set_mode : goal(X, Y) & has_policy(goal(X, Y), _) & episode(N) & N mod 5 > 0 <- .abolish(mode(_)); +mode(follow).
 +!set_mode <- .abolish(mode(_)); +mode(search).
 
 @follow_policy
@@ -33,12 +34,22 @@
 +!note(X, Y, S, A) <- true.
 
 // A path that worked once works again; a shorter one replaces it.
+@compare
++!review : mode(search) & outcome(success) & goal(X, Y) & .score(goal(X, Y), R)
+    <- .cache_policy(goal(X, Y)); !judge(X, Y, R).
 @cache
-+!review : outcome(success) & not mode(follow) & goal(X, Y) <- .cache_policy(goal(X, Y)).
++!review : mode(search) & outcome(success) & goal(X, Y) <- .cache_policy(goal(X, Y)).
+@lost
++!review : mode(search) & goal(X, Y) & .score(goal(X, Y), R) <- !judge(X, Y, R).
 @drop
-+!review : goal(X, Y) & has_policy(goal(X, Y), _) & mode(follow) & not outcome(success) <- .drop_policy(goal(X, Y)).
++!review : mode(follow) & not outcome(success) & goal(X, Y) <- .drop_policy(goal(X, Y)); .abolish(settled(X, Y)).
 @continue
 +!review <- true.
+
++!judge(X, Y, R) : .score(goal(X, Y), S) & S > R <- .abolish(fruitless(X, Y, _)).
++!judge(X, Y, _) : fruitless(X, Y, 2) <- .abolish(fruitless(X, Y, _)); +settled(X, Y).
++!judge(X, Y, _) : fruitless(X, Y, 1) <- .abolish(fruitless(X, Y, _)); +fruitless(X, Y, 2).
++!judge(X, Y, _) <- +fruitless(X, Y, 1).
 
 // An action that brings the agent closer, and the state that it leads to.
 closer(A, N) :- at(X, Y) & goal(GX, GY) & size(W, _) & move(A, DX, DY) & DX * (GX - X) + DY * (GY - Y) > 0
