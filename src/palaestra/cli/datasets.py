@@ -62,7 +62,7 @@ def show_command(dataset: DatasetArgument, as_json: JsonOption = False) -> None:
     """Show the facts of a dataset, after verifying it."""
     from palaestra.experience.datasets import find_dataset
 
-    found = find_dataset(dataset, Home.default().datasets)
+    found = find_dataset(dataset, Home.default().datasets, mark_used=False)
     if as_json:
         print_json(_dataset_data(found))
         return
@@ -87,7 +87,7 @@ def verify_command(
     selected = rows if everything else [_find_row(name, rows) for name in dict.fromkeys(names or ())]
     for name in [row.dataset_id for row in selected]:
         try:
-            problem, sha256 = "", find_dataset(name, root).sha256
+            problem, sha256 = "", find_dataset(name, root, mark_used=False).sha256
         except DatasetError as error:
             problem, sha256 = f"{error.reason}. {error.remedy}", ""
         results.append({"dataset_id": name, "fits": not problem, "problem": problem, "sha256": sha256})

@@ -96,7 +96,7 @@ class DatasetInfo:
     created: float = 0.0
     """Unix time of its data."""
     last_used: float = 0.0
-    """Unix time at which it was last verified for use, or made."""
+    """Unix time at which it was last opened for learning, or made."""
     sha256: str = ""
     """Digest of its manifest, which identifies the data."""
     about: JsonObject = field(default_factory=dict)

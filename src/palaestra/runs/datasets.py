@@ -34,7 +34,7 @@ def verify_dataset(reader: RunReader, dataset_id: str) -> DatasetInfo:
     if info.state == "unverified":
         return info
     try:
-        find_dataset(dataset_id, root)
+        find_dataset(dataset_id, root, mark_used=False)
     except DatasetError as error:
         return replace(info, state="damaged", problem=error.reason)
     return replace(info, state="verified", problem="")

@@ -195,6 +195,16 @@ def test_listing_remembers_a_verification_until_the_file_is_touched(tmp_path):
     assert "truncated" in row.problem
 
 
+def test_only_use_for_learning_counts_as_use(tmp_path):
+    dataset = make_dataset(tmp_path)
+    for path in (dataset.path / "manifest.json", dataset.path / "data" / "main_data.hdf5"):
+        os.utime(path, (1000.0, 1000.0))
+    find_dataset("count/up-v0", tmp_path, mark_used=False)
+    assert list_datasets(tmp_path)[0].last_used == 1000.0
+    find_dataset("count/up-v0", tmp_path)
+    assert list_datasets(tmp_path)[0].last_used > 1000.0
+
+
 def test_an_unknown_name_suggests_the_closest(tmp_path):
     make_dataset(tmp_path)
     with pytest.raises(DatasetError, match=r"Did you mean 'count/up-v0'\?"):

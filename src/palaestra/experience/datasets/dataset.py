@@ -131,10 +131,11 @@ class DatasetFacts:
     about: Mapping[str, Any] = field(default_factory=dict)
 
 
-def find_dataset(name: str, root: Path) -> Dataset:
+def find_dataset(name: str, root: Path, *, mark_used: bool = True) -> Dataset:
     """A dataset by its id, or by the path of its directory, after comparing every byte with its manifest.
 
-    `DatasetError` if there is none of this name, if it is damaged, or if it has no manifest.
+    `DatasetError` if there is none of this name, if it is damaged, or if it has no manifest. `mark_used` makes it the
+    last that `datasets prune` removes.
     """
     directory = _find_directory(name, root)
     manifest = read_manifest(directory)
@@ -146,8 +147,9 @@ def find_dataset(name: str, root: Path) -> Dataset:
     if directory.is_relative_to(root):
         _check_place(manifest, directory.relative_to(root).as_posix())
         remember_verified(root, directory, manifest)
-    with contextlib.suppress(OSError):
-        os.utime(directory / MANIFEST)
+    if mark_used:
+        with contextlib.suppress(OSError):
+            os.utime(directory / MANIFEST)
     return dataset
 
 
