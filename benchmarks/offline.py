@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -80,6 +81,8 @@ class Trained:
     updates_per_second: float
     seconds: float
     """Wall time of the whole process, with imports, data and checkpoints."""
+    cpu_seconds: float
+    """Its CPU time, which other processes on the machine disturb less."""
     policy: PolicyPlan
 
 
@@ -114,13 +117,13 @@ def train_corl(job: Job, checkout: Path, home: Home, core: int) -> Trained:
     for name, text in {"work/.keep": "", "tmp/.keep": "", **plan.files}.items():
         (attempt.path / name).parent.mkdir(parents=True, exist_ok=True)
         (attempt.path / name).write_text(text)
-    began = time.perf_counter()
+    began, cpu_before = time.perf_counter(), _children_cpu_seconds()
     moments = []
     for line, moment in _run(plan.argv, dict(plan.environment), plan.cwd, core):
         event = json.loads(line.partition("@palaestra ")[2]) if "@palaestra {" in line else {}
         if event.get("kind") == "TrainingStep" and "eval_score" not in event["metrics"]:
             moments.append((event["update"], moment))
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, _children_cpu_seconds() - cpu_before
     (checkpoint,) = plan.cwd.glob("models/*/*.pt")
     digest = digest_path(checkpoint)
     record = CheckpointRecord(
@@ -137,7 +140,7 @@ def train_corl(job: Job, checkout: Path, home: Home, core: int) -> Trained:
         created=0.0,
     )
     request = PolicyRequest(checkpoint=record, spec=spec, command=plan.to_redacted_dict(), deterministic=True)
-    return Trained(_speed(moments), seconds, CorlRunner().plan_policy(request, here))
+    return Trained(_speed(moments), seconds, cpu_seconds, CorlRunner().plan_policy(request, here))
 
 
 def train_palaestra(job: Job, home: Home, core: int) -> Trained:
@@ -151,10 +154,10 @@ def train_palaestra(job: Job, home: Home, core: int) -> Trained:
     empty = home.base / "empty.yaml"
     empty.write_text(json.dumps({"algorithm": {"name": job.algorithm}, "dataset": {"id": job.dataset}}))
     command = (sys.executable, "-m", "palaestra", "train", str(empty), *overrides)
-    began = time.perf_counter()
+    began, cpu_before = time.perf_counter(), _children_cpu_seconds()
     for _ in _run(command, environment, home.base, core):
         pass
-    seconds = time.perf_counter() - began
+    seconds, cpu_seconds = time.perf_counter() - began, _children_cpu_seconds() - cpu_before
     (directory,) = set(home.runs.glob("*")) - before
     attempt = home.run(directory.name).attempt(1)
     with JournalReader(attempt.journal) as reader:
@@ -162,7 +165,13 @@ def train_palaestra(job: Job, home: Home, core: int) -> Trained:
     moments = [(_count_updates(record.event), record.time) for record in records]
     checkpoint = max(attempt.checkpoints.glob("[!.]*"), key=lambda path: (path.is_dir(), path.name))
     argv = (sys.executable, "-P", "-m", "palaestra.train.play.own_policy", str(checkpoint))
-    return Trained(_speed(moments), seconds, PolicyPlan(argv=argv))
+    return Trained(_speed(moments), seconds, cpu_seconds, PolicyPlan(argv=argv))
+
+
+def _children_cpu_seconds() -> float:
+    """CPU time of all child processes that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _count_updates(event: TrainingStep) -> int:
@@ -288,6 +297,7 @@ def run_jobs(args: argparse.Namespace) -> None:
             "episodes": args.episodes,
             "updates_per_second": trained.updates_per_second,
             "seconds": trained.seconds,
+            "cpu_seconds": trained.cpu_seconds,
             "behaviour_return": statistics.fmean(behaviour_returns(dataset)),
             "behaviour_score": dataset.normalized_score(statistics.fmean(behaviour_returns(dataset))),
             "load": before,
@@ -305,8 +315,8 @@ def build_table(lines: list[dict[str, Any]]) -> str:
     """Means over seeds with 95 % intervals, one row per dataset and algorithm. Ratios pair the runs of one seed."""
     rows = [
         "| dataset | algorithm | updates | seeds | behaviour score | CORL score | our score | CORL updates/s "
-        "| our updates/s | ratio of speeds | CORL wall time | our wall time |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| our updates/s | ratio of speeds | CORL wall time | our wall time | ratio of CPU times |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for dataset, algorithm, updates in sorted({(r["dataset"], r["algorithm"], r["updates"]) for r in lines}):
         group = [r for r in lines if (r["dataset"], r["algorithm"], r["updates"]) == (dataset, algorithm, updates)]
@@ -319,6 +329,8 @@ def build_table(lines: list[dict[str, Any]]) -> str:
         words += [_format_mean(list(speed.values()), digits=0) for speed in speeds]
         words.append(_format_ratio([speeds[1][seed] / speeds[0][seed] for seed in seeds]))
         words += [f"{_format_mean([r['seconds'] for r in own[name].values()], digits=0)} s" for name in CONTENDERS]
+        times = [{s: r["cpu_seconds"] for s, r in own[name].items()} for name in CONTENDERS]
+        words.append(_format_ratio([times[0][seed] / times[1][seed] for seed in seeds]))
         rows.append("| " + " | ".join(words) + " |")
     return "\n".join(rows)
 
