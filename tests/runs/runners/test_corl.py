@@ -201,6 +201,7 @@ def test_a_warm_start_begins_with_the_saved_weights(corl_home, corl_run, paths, 
     assert f"--load_model={checkpoint}" in plan.argv
     before, after = _metric(events, "eval_return"), _metric(read_events(plan), "eval_return")
     assert before[50] != before[100]
+    assert list(after) == [50, 100]
     assert after[50] == pytest.approx(before[100], rel=1e-6)
 
 

@@ -138,7 +138,8 @@ def warm_start_findings(script: CorlScript, name: str, spec: RunSpec, data: Offl
         yield Finding("warm_start", "refused", f"{spec.warm_start}: no such file", remedy)
     elif reason := scan(path).reason:
         text = f"{path.name} {reason}, and the script would unpickle it"
-        yield Finding("warm_start", "refused", text, "Use a checkpoint that a script of CORL saved")
+        remedy = "Use a file with weights only, which all scripts but cql and cal_ql save, or leave --warm-start out"
+        yield Finding("warm_start", "refused", text, remedy)
     elif reason := _find_other_origin(path, name, data):
         yield Finding("warm_start", "refused", reason, f"Use a checkpoint of corl/{name} in {data.env_id}")
     else:

@@ -110,10 +110,14 @@ class MetricWriter:
             _write({"kind": "CheckpointSaved", "env_step": self._step, "update": self._step, **event})
 
     def _find_step(self, numbers: dict[str, float], step: int | None) -> int:
-        """The number of updates so far. Some scripts count from 0, others log epochs and no step."""
+        """The number of updates so far, from 1 on.
+
+        Some scripts count from 0, after a warm start they continue the count of the checkpoint, and others log epochs
+        and no step.
+        """
         if step is not None:
             self._first_step = step if self._first_step is None else self._first_step
-            return step + 1 if self._first_step == 0 else step
+            return step - self._first_step + 1
         updates, log_every = self._config.get("num_updates_on_epoch"), self._config.get("log_every")
         if updates is None or "epoch" not in numbers:
             return self._step + 1

@@ -103,9 +103,11 @@ def train(config: TrainConfig):
     optimizer = torch.optim.Adam(actor.parameters(), lr=config.learning_rate, betas=tuple(config.betas))
     if config.checkpoints_path is not None:
         os.makedirs(config.checkpoints_path, exist_ok=True)
+    total_it = 0
     if config.load_model != "":
         saved = torch.load(Path(config.load_model))
         actor.load_state_dict(saved["actor"])
+        total_it = saved["total_it"]
     wandb.init(config=asdict(config), project=config.project, name=config.name, id=str(uuid.uuid4()))
     wandb.run.save()
     for t in range(int(config.max_timesteps)):
@@ -117,15 +119,16 @@ def train(config: TrainConfig):
         row = {"actor_loss": loss.item()}
         if t % 2:
             row["odd_loss"] = 2.0 * t
-        wandb.log(row, step=t + 1)
+        total_it += 1
+        wandb.log(row, step=total_it)
         if (t + 1) % config.eval_freq == 0:
             score = eval_actor(env, actor, config.n_episodes, config.seed).mean()
             normalized = env.get_normalized_score(score) * 100.0
             print(f"Evaluation over {config.n_episodes} episodes: {score:.3f} , D4RL score: {normalized:.3f}")
             if config.checkpoints_path is not None:
-                saved = {"actor": actor.state_dict(), "optimizer": optimizer.state_dict(), "total_it": t + 1}
+                saved = {"actor": actor.state_dict(), "optimizer": optimizer.state_dict(), "total_it": total_it}
                 torch.save(saved, os.path.join(config.checkpoints_path, f"checkpoint_{t}.pt"))
-            wandb.log({"d4rl_normalized_score": normalized}, step=t + 1)
+            wandb.log({"d4rl_normalized_score": normalized}, step=total_it)
 
 
 if __name__ == "__main__":
