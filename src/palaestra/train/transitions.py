@@ -112,6 +112,10 @@ class TransitionTraining:
             source.buffer.add(**columns)
         return source
 
+    def is_complete(self) -> bool:
+        """Whether the planned number of steps was taken."""
+        return self.source.progress.steps >= self.schedule.total
+
     def _progress(self) -> float:
         return min(1.0, self.source.progress.steps / self.schedule.total)
 
