@@ -220,6 +220,22 @@ def test_fine_tuning_starts_from_policy_critics_targets_and_statistics_and_evalu
     )
 
 
+def test_a_comparison_puts_the_offline_baseline_beside_the_result_of_fine_tuning(palaestra):
+    _create("pendulum/random-v0", "Pendulum-v1")
+    offline = _train(_config("td3_bc"), "offline")
+    fine = _config("td3_bc", {"id": "pendulum/random-v0", "mix": 0.5}, algorithm=FEW, trainer=ONLINE)
+    _train(fine, "fine", warm_start=offline.checkpoint)
+
+    report = json.loads(palaestra("runs", "compare", "offline", "fine", "--json")[1])["evaluations"]
+    before, after = [m["eval_return"] for m in _metrics("fine") if "eval_return" in m]
+    assert report["eval_return/final"] == pytest.approx([before, after])
+    assert report["eval_return/baseline"][1] == pytest.approx(before)
+    assert report["eval_return/gain"][1] == pytest.approx(after - before)
+    assert report["eval_normalized_score/gain"][1] != 0.0
+    printed = palaestra("runs", "compare", "offline", "fine")[1]
+    assert "eval_normalized_score/gain" in printed.split("EVALUATIONS")[1].split("LATEST METRICS")[0]
+
+
 # ---------------------------------------------------------------------- what is refused
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ _LAST_EPISODES = 100
 _LAST_UPDATES = 10
 _COUNTERS = frozenset({"env_step", "update", "episodes"})
 """Counters of progress, which the record of the run holds."""
+_EVALUATED = ("eval_return", "eval_normalized_score")
 _MAX_RUNS = 50
 _SPEC_KEYS = ("runner", "script", "env_id", "seed", "python", "gpus", "warm_start", "track", "video", "thin_every")
 
@@ -47,6 +48,9 @@ class Comparison:
     """Keys whose values differ; null where a run has no such key."""
     metrics: dict[str, list[Number | None]]
     """Mean of the last 100 episodes of episode metrics, and of the last 10 updates of all others."""
+    evaluations: dict[str, list[Number | None]] = field(default_factory=dict)
+    """`baseline`, `final` and `gain` of `eval_return` and `eval_normalized_score`: the first evaluation (of a run that
+    continues from another one, before its first step), the last one, and their difference."""
 
 
 def compare(reader: RunReader, names: Sequence[str]) -> Comparison:
@@ -54,13 +58,14 @@ def compare(reader: RunReader, names: Sequence[str]) -> Comparison:
     if not 2 <= len(names) <= _MAX_RUNS:
         raise ConfigError("runs", list(names), "a comparison is of two to fifty runs", "Name two runs or more")
     records = [reader.run(name) for name in names]
-    configurations, columns, metrics = [], [], []
+    configurations, columns, metrics, evaluations = [], [], [], []
     for record in records:
         run = reader.paths(record.run_id)
         attempt = run.attempt(max(1, record.attempt))
         command = read_json(attempt.command) or {}
         configurations.append(_configuration(run.path, attempt.path))
         metrics.append(_final_metrics(reader, record.run_id))
+        evaluations.append(_read_evaluations(reader, record.run_id, metrics[-1]))
         columns.append(
             ComparedRun(
                 run=record,
@@ -69,12 +74,17 @@ def compare(reader: RunReader, names: Sequence[str]) -> Comparison:
                 versions={str(k): str(v) for k, v in dict(command.get("versions") or {}).items()},
             )
         )
-    metric_names = dict.fromkeys(name for values in metrics for name in values)
     return Comparison(
         runs=tuple(columns),
         configuration=_differences(configurations),
-        metrics={name: [values.get(name) for values in metrics] for name in metric_names},
+        metrics=_side_by_side(metrics),
+        evaluations=_side_by_side(evaluations),
     )
+
+
+def _side_by_side(columns: Sequence[Mapping[str, float | None]]) -> dict[str, list[Number | None]]:
+    names = dict.fromkeys(name for values in columns for name in values)
+    return {name: [values.get(name) for values in columns] for name in names}
 
 
 def _differences(configurations: Sequence[JsonObject]) -> dict[str, list[Any]]:
@@ -109,3 +119,13 @@ def _final_metrics(reader: RunReader, run_id: str) -> dict[str, float | None]:
             last = points if name.startswith("episode/") else points[-_LAST_UPDATES:]
             metrics[name] = sum(point.value for point in last) / len(last) if last else None
     return metrics
+
+
+def _read_evaluations(reader: RunReader, run_id: str, known: Mapping[str, object]) -> dict[str, float | None]:
+    names = [name for name in _EVALUATED if name in known]
+    result: dict[str, float | None] = {}
+    for name, points in (reader.metrics(run_id, names) if names else {}).items():
+        if points:
+            first, last = points[0].value, points[-1].value
+            result |= {f"{name}/baseline": first, f"{name}/final": last, f"{name}/gain": last - first}
+    return result

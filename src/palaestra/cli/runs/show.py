@@ -189,7 +189,7 @@ def _format_checkpoints(reader: RunReader, record: RunRecord) -> list[str]:
 
 
 def format_comparison(comparison: Mapping[str, Any]) -> list[str]:
-    """The lines of `runs compare`: one column per run; facts, configuration differences and metrics."""
+    """The lines of `runs compare`: one column per run; facts, configuration differences, evaluations, metrics."""
     columns = comparison["runs"]
     rows = [["", *(column["run"]["run_id"] for column in columns)]]
     for title, key in (("runner", "runner"), ("env", "env_id"), ("phase", "phase")):
@@ -206,12 +206,13 @@ def format_comparison(comparison: Mapping[str, Any]) -> list[str]:
             [shorten(key, _MAX_NAME), *(_format_value(value) for value in values)]
             for key, values in comparison["configuration"].items()
         ]
-    if comparison["metrics"]:
-        rows += [blank, ["LATEST METRICS", *blank[1:]]]
-        rows += [
-            [shorten(name, _MAX_NAME), *(_format_number(value) for value in values)]
-            for name, values in comparison["metrics"].items()
-        ]
+    for title, key in (("EVALUATIONS", "evaluations"), ("LATEST METRICS", "metrics")):
+        if comparison[key]:
+            rows += [blank, [title, *blank[1:]]]
+            rows += [
+                [shorten(name, _MAX_NAME), *(_format_number(value) for value in values)]
+                for name, values in comparison[key].items()
+            ]
     return format_columns(rows)
 
 
