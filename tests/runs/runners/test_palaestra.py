@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 from tests.runs.runners.conftest import run, start
+from tests.runs.runners.corl_data import DATASET
 
 from palaestra.runs.process.interpreter import trainer_environment
 from palaestra.runs.runner import JournalFile, Machine
@@ -185,3 +186,14 @@ def test_a_device_beyond_the_leased_gpus_is_refused_before_the_run_is_queued(run
 
     assert refused.level == "refused"
     assert "trainer.device = 'cuda'" in refused.text
+
+
+def test_a_run_that_learns_from_a_dataset_alone_reports_no_episodes(runner, paths, machine, corl_home):
+    config = {"algorithm": {"name": "bc"}, "dataset": {"id": DATASET}, "trainer": {"updates": 100}}
+    offline = runner.plan(RunSpec(config=config), paths, machine)
+    tuned = {"algorithm": {"name": "td3_bc"}, "dataset": {"id": DATASET}, "trainer": {"total_timesteps": 100}}
+    online = runner.plan(RunSpec(config=tuned), paths, machine)
+
+    assert (offline.has_episodes, online.has_episodes) == (False, True)
+    assert offline.offline_dataset["dataset_id"] == online.offline_dataset["dataset_id"] == DATASET
+    assert offline.total_steps == 100

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import palaestra
 from palaestra.errors import ConfigError
+from palaestra.files.home import Home
 from palaestra.runs.catalogue import EnvironmentInfo, ScriptInfo
 from palaestra.runs.process.environments import list_environments, read_parameters
 from palaestra.runs.process.interpreter import (
@@ -156,6 +157,11 @@ class CheckedConfig:
     env_signature: JsonObject
     resolved: JsonObject
     offline_dataset: JsonObject = field(default_factory=dict)
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether the run learns from a dataset alone; its steps are gradient steps, and it has no episodes."""
+        return bool(self.offline_dataset) and self.resolved.get("trainer", {}).get("total_timesteps") is None
 
 
 def training_config(spec: RunSpec) -> JsonObject:
@@ -309,6 +315,7 @@ class PalaestraRunner:
             steps_key="trainer.num_training_steps" if is_ui_config(spec.config) else "trainer.total_timesteps",
             env_signature=checked.env_signature,
             offline_dataset=checked.offline_dataset,
+            has_episodes=not checked.is_offline,
             resolved=checked.resolved,
             files={config_file.name: json.dumps(training_config(spec), indent=2) + "\n"},
             versions={"palaestra": palaestra.__version__},
@@ -325,6 +332,8 @@ class PalaestraRunner:
         document = json.dumps(training_config(spec))
         # The devices that the run will see, so that other devices are refused before it is queued.
         visible = {"CUDA_VISIBLE_DEVICES": ",".join(machine.gpus[: spec.gpus]), **spec.environment}
+        # Where the run will find its dataset.
+        visible["PALAESTRA_HOME"] = str(Home.default().base)
         key = json.dumps([document, interpreter.path, str(spec.invoked_from), visible], sort_keys=True)
         now = time.monotonic()
         self._check_cache = {k: entry for k, entry in self._check_cache.items() if now - entry[1] < CACHE_S}
