@@ -12,7 +12,6 @@ import argparse
 import json
 import os
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
@@ -28,6 +27,7 @@ from palaestra.files.run_directory import Attempt
 from palaestra.runs.runner import AttemptPaths, Machine
 from palaestra.runs.runners.spade_bdi import SpadeBdiRunner
 from palaestra.runs.spec import RunSpec
+from palaestra.train import config_from, train
 
 ROOT = Path(__file__).parents[1]
 RESULTS, IMAGES = ROOT / "benchmarks" / "results", ROOT / "docs" / "images"
@@ -66,8 +66,8 @@ EXPERIMENTS = {
         env_id="FrozenLake8x8-v1",
         threshold=0.6,
         window=100,
-        episodes=1500,
-        steps=250_000,
+        episodes=1200,
+        steps=160_000,
         learning_rate=0.1,
         discount=0.997,
         initial_value=1.0,
@@ -78,8 +78,8 @@ EXPERIMENTS = {
         env_id="CliffWalking-v1",
         threshold=-20.0,
         window=20,
-        episodes=500,
-        steps=20_000,
+        episodes=200,
+        steps=10_000,
         learning_rate=0.5,
         discount=1.0,
         initial_value=0.0,
@@ -91,8 +91,8 @@ EXPERIMENTS = {
         env_id="palaestra/GridWorld-v0",
         threshold=-12.0,
         window=10,
-        episodes=600,
-        steps=30_000,
+        episodes=450,
+        steps=15_000,
         learning_rate=0.5,
         discount=1.0,
         initial_value=0.0,
@@ -137,7 +137,7 @@ def run_bdi(experiment: Experiment, seed: int, home: Path) -> list[float]:
 
 
 def run_q_learning(experiment: Experiment, seed: int, home: Path) -> list[float]:
-    """The returns of a run of `palaestra train`, one update per step."""
+    """The returns of a run as `palaestra train` makes it, one update per step."""
     start, end, decay = experiment.epsilon
     config = {
         "env": {
@@ -158,18 +158,14 @@ def run_q_learning(experiment: Experiment, seed: int, home: Path) -> list[float]
         },
         "trainer": {"total_timesteps": experiment.steps, "seed": seed},
     }
-    path = home / f"q_learning-{seed}.json"
-    path.write_text(json.dumps(config))  # JSON is YAML
-    done = subprocess.run(
-        [sys.executable, "-m", "palaestra", "train", str(path), "--json"],
-        env={**os.environ, "PALAESTRA_HOME": str(home)},
-        capture_output=True,
-        text=True,
-        check=False,
+    result = train(
+        config_from({**config, "telemetry": {"progress": False}}),
+        run_id=f"q-learning-{seed}",
+        argv=[],
+        root=Home(home / "var" / "training").runs,
+        given="",
     )
-    if done.returncode:
-        raise RuntimeError(done.stderr[-2000:])
-    journal = Path(json.loads(done.stdout)["run_dir"]) / "attempt_1" / "metrics.jsonl"
+    journal = Path(result.run_dir) / "attempt_1" / "metrics.jsonl"
     lines = [line for line in journal.read_text().splitlines() if '"EpisodeSummary"' in line]
     return [float(json.loads(line)["episode_return"]) for line in lines]
 

@@ -165,6 +165,8 @@ def test_it_conforms(tmp_path, monkeypatch):
         ({"config": {"asl": "nowhere.asl"}}, "asl", "AgentSpeak file"),
         ({"config": {"xmpp": {"host": "localhost"}}}, "flag", ""),
         ({"config": {"save_as": "../outside"}}, "flag", ""),
+        # The value of such a variable would be stored with the command of the run.
+        ({"config": {"xmpp": {"password_variable": "HOME"}}}, "flag", ""),
         ({"warm_start": "nothing"}, "warm_start", "step_N"),
         ({"python": "/nowhere"}, "python", "virtualenv"),
     ],

@@ -22,6 +22,7 @@ from pydantic import Field, field_validator, model_validator
 from palaestra.config import Section, parse_section
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.files.home import Home
+from palaestra.redaction import is_secret_name
 from palaestra.runs.catalogue import EnvironmentInfo
 from palaestra.runs.process.environments import read_parameters
 from palaestra.runs.process.interpreter import (
@@ -102,6 +103,13 @@ class XmppConfig(Section):
     """Seconds for the start of the embedded server, and for the login."""
     peers: tuple[str, ...] = Field(default=(), max_length=100)
     """Accounts whose messages become beliefs and goals of the agent. Messages of others are ignored."""
+
+    @field_validator("password_variable")
+    @classmethod
+    def _check_variable(cls, value: str) -> str:
+        if not is_secret_name(value):
+            raise ValueError("must be a name that is known to hold a secret, such as MY_PASSWORD: others are stored")
+        return value
 
     @model_validator(mode="after")
     def _check_account(self) -> XmppConfig:
@@ -228,7 +236,7 @@ class SpadeBdiRunner:
         if config.save_as:
             _check_export(config, state)
             flags["--export"] = str(named_agents(state) / config.save_as)
-        start = [spec_python(spec)] if spec.python is not None else ENVIRONMENT.command(machine, state)
+        start = [_given_python(spec)] if spec.python is not None else ENVIRONMENT.command(machine, state)
         variables = {} if spec.python is not None else pip_variables(machine)
         password = machine.environment.get(config.xmpp.password_variable)
         if config.xmpp.host and password is not None:
@@ -257,7 +265,7 @@ class SpadeBdiRunner:
             raise CheckpointError("checkpoint", checkpoint.checkpoint_id, reason, "Choose one of a BDI agent")
         spec = request.spec or RunSpec(runner=self.name)
         if spec.python is not None:
-            start = [spec_python(spec)]
+            start = [_given_python(spec)]
         else:
             start = ENVIRONMENT.command(machine, _state_directory(Path(checkpoint.path)), prints_to_stderr=True)
         argv = [*start, str(PROGRAM), "act", checkpoint.path, "--sha256", checkpoint.sha256]
@@ -266,7 +274,7 @@ class SpadeBdiRunner:
         return PolicyPlan(argv=tuple(argv), environment=variables)
 
 
-def spec_python(spec: RunSpec) -> str:
+def _given_python(spec: RunSpec) -> str:
     """The interpreter that the spec names."""
     return choose_python(spec).path
 
