@@ -165,7 +165,7 @@ def run_q_learning(experiment: Experiment, seed: int, home: Path) -> list[float]
         root=Home(home / "var" / "training").runs,
         given="",
     )
-    journal = Path(result.run_dir) / "attempt_1" / "metrics.jsonl"
+    journal = result.run.attempt(1).journal
     lines = [line for line in journal.read_text().splitlines() if '"EpisodeSummary"' in line]
     return [float(json.loads(line)["episode_return"]) for line in lines]
 

@@ -286,8 +286,9 @@ from spade.message import Message
 
 class Tell(OneShotBehaviour):
     async def run(self):
-        metadata = {"performative": "BDI", "ilf_type": "tell"}
-        await self.send(Message(to="agent@localhost", body=sys.argv[3], metadata=metadata))
+        for kind, body in zip(sys.argv[3::2], sys.argv[4::2]):
+            metadata = {"performative": "BDI", "ilf_type": kind}
+            await self.send(Message(to="agent@localhost", body=body, metadata=metadata))
 
 async def main():
     agent = Agent(sys.argv[2] + "@localhost", "secret", port=int(sys.argv[1]))
@@ -302,7 +303,7 @@ asyncio.run(main())
 """
 
 
-def test_a_peer_can_send_a_belief_and_a_stranger_cannot(paths, machine, tmp_path):
+def test_a_peer_can_send_a_belief_and_neither_a_stranger_nor_a_plan_gets_through(paths, machine, tmp_path):
     asl = tmp_path / "wait.asl"
     asl.write_text(
         '!live.\n+!live <- .wait("+go(_)"); while (.more_episodes) { .begin_episode; while (not over) { .do(1) } }.\n'
@@ -315,8 +316,12 @@ def test_a_peer_can_send_a_belief_and_a_stranger_cannot(paths, machine, tmp_path
     with start(plan) as process:
         _wait_for_login(plan, process)
         try:
-            for sender, belief in (("stranger", "go(1)"), ("operator", "go(2)")):
-                command = [spec.python, "-c", SENDER, str(port), sender, belief]
+            plan_by_message = ("tellHow", "+!live <- .do(7).")
+            for sender, messages in (
+                ("stranger", ("tell", "go(1)")),
+                ("operator", (*plan_by_message, "tell", "go(2)")),
+            ):
+                command = [spec.python, "-c", SENDER, str(port), sender, *messages]
                 subprocess.run(command, check=True, timeout=60, cwd=tmp_path)
             assert process.wait(20) == 0
         finally:
@@ -324,6 +329,7 @@ def test_a_peer_can_send_a_belief_and_a_stranger_cannot(paths, machine, tmp_path
 
     beliefs = [event for event in read_events(plan) if isinstance(event, Belief)][-1].beliefs["beliefs"]
     assert [text for text in beliefs if text.startswith("go(")] == ["go(2)"]
+    assert LogLine("warning", "2 messages were ignored") in read_events(plan)
 
 
 @pytest.mark.skipif(PROSODY is None, reason="prosody is not installed (apt install prosody)")

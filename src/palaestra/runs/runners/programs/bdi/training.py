@@ -116,6 +116,8 @@ class BdiTraining:
                 await self._server.stop()
         self._report_metrics()
         self._report_beliefs(is_last=True)
+        if agent.ignored_messages:
+            emit("LogLine", level="warning", text=f"{agent.ignored_messages} messages were ignored")
         self._export()
         ended = ("stopped", "asked") if self.body.stopped else ("succeeded", "done")
         emit("PhaseChanged", phase=ended[0], reason=ended[1])

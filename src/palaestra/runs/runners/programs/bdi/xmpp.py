@@ -20,9 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
+import agentspeak
+import agentspeak.runtime
 import loguru
 import pyjabber.server
-from agentspeak import Literal
 from pyjabber import AppConfig
 from pyjabber.plugins.xep_0363.upload_server import UploadHttpServer
 from pyjabber.plugins.xep_0363.xep_0363 import HTTPFieldUpload
@@ -32,6 +33,7 @@ from slixmpp.exceptions import IqError, IqTimeout
 from spade.xmpp_client import XMPPClient
 from spade_bdi.bdi import BDIAgent
 from spade_bdi.bdi_behaviour import BDIBehaviour
+from spade_bdi.utils import parse_literal
 
 from .actions import PlanActions
 from .agent import Body, LogCapture, PlanError, build_agent, step_agent
@@ -44,6 +46,13 @@ _SLICE_S = 0.05
 """Time for which the agent reasons before messages are looked at."""
 _IDLE_S = 1.0
 _LOGIN_ATTEMPTS = 3
+
+
+_MESSAGES = {
+    "tell": (agentspeak.Trigger.addition, agentspeak.GoalType.belief),
+    "untell": (agentspeak.Trigger.removal, agentspeak.GoalType.belief),
+    "achieve": (agentspeak.Trigger.addition, agentspeak.GoalType.achievement),
+}
 
 
 class XmppError(Exception):
@@ -246,23 +255,15 @@ class BdiLearner(BDIAgent):  # type: ignore[misc]  # the library has no types
                 self.result.set_exception(error)
 
     def hear(self, message: Any) -> None:
-        """Take a message of a peer: a belief (tell, untell) or a goal (achieve)."""
-        import agentspeak
-        from spade_bdi.utils import parse_literal
-
-        kinds = {
-            "tell": (agentspeak.Trigger.addition, agentspeak.GoalType.belief),
-            "untell": (agentspeak.Trigger.removal, agentspeak.GoalType.belief),
-            "achieve": (agentspeak.Trigger.addition, agentspeak.GoalType.achievement),
-        }
-        kind = kinds.get(message.get_metadata("ilf_type"))
-        if kind is None:
+        """Take a message of a peer: a belief (tell, untell) or a goal (achieve). One that makes no sense is ignored."""
+        try:
+            trigger, goal_type = _MESSAGES[message.get_metadata("ilf_type")]
+            functor, arguments = parse_literal(message.body)
+            source = agentspeak.Literal("source", (agentspeak.Literal(str(message.sender)),))
+            term = agentspeak.freeze(agentspeak.Literal(functor, arguments), {}, {}).with_annotation(source)
+            self.bdi_agent.call(trigger, goal_type, term, agentspeak.runtime.Intention(), delayed=True)
+        except Exception:  # noqa: BLE001 - whatever a peer sends, the agent lives on
             self.ignored_messages += 1
-            return
-        functor, arguments = parse_literal(message.body)
-        source = Literal("source", (Literal(str(message.sender)),))
-        term = agentspeak.freeze(Literal(functor, arguments), {}, {}).with_annotation(source)
-        self.bdi_agent.call(*kind, term, agentspeak.runtime.Intention(), delayed=True)
 
     async def log_in(self) -> None:
         """Log in within the time limit of the account. `XmppError` if that fails."""
