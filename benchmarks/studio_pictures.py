@@ -31,6 +31,7 @@ _SIZE = QSize(1440, 900)
 _TIMEOUT_S, _SETTLE_S = 120.0, 15.0
 """The page of a run that goes on never settles."""
 _CARTPOLE = starting_point("palaestra", "CartPole-v1")
+_LAKE = "FrozenLake8x8-v1"
 
 
 @contextlib.contextmanager
@@ -57,8 +58,13 @@ class Photographer:
     def __init__(self, service: TrainerService, only: str) -> None:
         self._service, self._only = service, only
 
-    def take(self, name: str, prepare: Callable[[StudioWindow], None], page: str = "play") -> None:
-        """Show a page, bring it into a state, and save it as `studio-<name>[-light].png`."""
+    def take(
+        self, name: str, prepare: Callable[[StudioWindow], None], page: str = "play", *, again: bool = False
+    ) -> None:
+        """Show a page, bring it into a state, and save it as `studio-<name>[-light].png`.
+
+        `again`: prepare it again after the change of the theme, which builds the window anew.
+        """
         if self._only not in name:
             return
         window = create_window(self._service, Settings(None), "dark")
@@ -71,6 +77,8 @@ class Photographer:
             wait_until(window.is_settled, _SETTLE_S)
             window.grab().save(str(IMAGES / f"studio-{name}.png"))
             window.change_theme()
+            if again:
+                prepare(window)
             wait_until(window.is_settled, _SETTLE_S)
             window.grab().save(str(IMAGES / f"studio-{name}-light.png"))
         finally:
@@ -111,6 +119,21 @@ def train_on_screens(service: TrainerService) -> str:
     return run_id
 
 
+def train_table(service: TrainerService) -> str:
+    """A table that has learned the frozen lake; returns its checkpoint."""
+    config = starting_point("palaestra", _LAKE, "q_learning")
+    run_id = service.submit(RunSpec(env_id=_LAKE, script="q_learning", name="lake", config=config)).run_id
+    assert service.wait(run_id, timeout_s=600).phase is Phase.SUCCEEDED
+    return service.checkpoints(run=run_id)[0].checkpoint_id
+
+
+def create_datasets() -> None:
+    """Two small datasets of different environments."""
+    for name, env_id in (("cartpole/random-v0", "CartPole-v1"), ("pendulum/random-v0", "Pendulum-v1")):
+        create = [sys.executable, "-m", "palaestra", "datasets", "create", name, "--env", env_id]
+        subprocess.run([*create, "--steps", "2000", "--score-episodes", "0"], check=True, stdout=subprocess.DEVNULL)
+
+
 def play(window: StudioWindow, env_id: str, mode: str, steps: int, checkpoint: str | None = None) -> None:
     """Play a few steps."""
     session = window.studio.session
@@ -137,6 +160,7 @@ def take_all(service: TrainerService, only: str) -> None:
     photographer.take("no-runs", lambda window: None, "runs")
     photographer.take("human", lambda window: play(window, "CartPole-v1", "human", 1))
     photographer.take("grid", lambda window: play(window, "FrozenLake-v1", "agent", 8, "random"))
+    take_tables(service, photographer, only)
     run_ids = train(service)
     checkpoint = service.checkpoints(run=run_ids[0])[0].checkpoint_id
 
@@ -188,6 +212,47 @@ def take_all(service: TrainerService, only: str) -> None:
             page.list.setCurrentRow(1)
 
         photographer.take("trajectories", look, "trajectories")
+
+
+def take_tables(service: TrainerService, photographer: Photographer, only: str) -> None:
+    """Values on the cells, the mind of a BDI agent, and the choice of a dataset."""
+    if only in "values":
+        checkpoint = train_table(service)
+
+        def show_values(window: StudioWindow) -> None:
+            steps = window.studio.session.play.steps
+            play(window, _LAKE, "agent", 1, checkpoint)
+            window.session_dock.show_purpose("trained")
+            wait_for(lambda: any(step.step >= 12 and step.grid and step.grid.values for step in steps))
+
+        photographer.take("values", show_values)
+    if only in "beliefs":
+        spec = RunSpec(runner="spade-bdi", name="walker", env_id=_LAKE, seed=1, config={"episodes": 400})
+        run_id = service.submit(spec).run_id
+        wait_for(lambda: len(service.beliefs(run_id).records) > 12)
+
+        def show_beliefs(window: StudioWindow) -> None:
+            if not window.telemetry_dock.isVisible():
+                window.commands.get("view.right").perform()
+            window.studio.browser.show(run_id)
+            wait_for(lambda: window.studio.shows_beliefs and len(window.studio.browser.beliefs) > 12)
+            dock = window.telemetry_dock
+            dock.tabs.setCurrentWidget(dock.beliefs)
+
+        photographer.take("beliefs", show_beliefs, again=True)
+        service.stop_run(run_id)
+    if only in "datasets":
+        create_datasets()
+
+        def choose_dataset(window: StudioWindow) -> None:
+            window.open_page("train")
+            training = window.studio.training
+            wait_for(lambda: training.launch.draft.has_schema)
+            training.choose_script("iql")
+            wait_for(lambda: training.launch.draft.has_schema and training.datasets.all)
+            training.launch.edit("dataset.id", "cartpole/random-v0")
+
+        photographer.take("datasets", choose_dataset)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,18 @@ from PySide6.QtWidgets import QCheckBox, QComboBox, QInputDialog, QLineEdit, QMe
 
 from palaestra.runs.runner import Finding, RunnerCapabilities
 from palaestra.studio.qt.icons import icon
-from palaestra.studio.qt.parts import Badge, clear_layout, column, frame, label, line, number_box, push_button, row
+from palaestra.studio.qt.parts import (
+    Badge,
+    Elided,
+    clear_layout,
+    column,
+    frame,
+    label,
+    line,
+    number_box,
+    push_button,
+    row,
+)
 from palaestra.studio.qt.theme import Theme, monospace_font
 from palaestra.studio.qt.view import Rotation, View
 from palaestra.studio.qt.views.form_view import FormView
@@ -128,7 +139,10 @@ class RunnerCatalogue(View):
         if readiness is not None:
             badge.set(readiness.level, _TONES[readiness.level], readiness.text)
             text = "" if readiness.level == "ready" else f"{readiness.text} {readiness.remedy}".strip()
-        layout = column(row(label(capabilities.title, "heading"), None, badge), spacing=3, margins=(10, 7, 10, 7))
+        title = Elided(capabilities.title, "heading")  # a long one must not widen the dock
+        head = row(title, badge)
+        head.setStretch(0, 1)
+        layout = column(head, spacing=3, margins=(10, 7, 10, 7))
         if text and name == launch.runner:
             layout.addWidget(label(text, "muted", wrap=True, selectable=True))
         card = frame(layout, "card")

@@ -196,7 +196,8 @@ class PlayBar(View):
 
     def __init__(self, studio: Studio, theme: Theme, toggle_values: Callable[[], None]) -> None:
         super().__init__(studio, theme, [studio.session.play])
-        self.values = push_button("Values", toggle_values, tip="Values and best actions of the policy (Ctrl+Shift+V)")
+        tip = "Values and best actions of the policy (Ctrl+Shift+V)"
+        self.values = push_button("Values", toggle_values, role="toggle", tip=tip)
         self.values.setCheckable(True)
         self._play = icon_button(theme, "play", self._start_or_pause, tip="Play or pause (Ctrl+Space)")
         self._step = icon_button(theme, "step", studio.session.step_once, tip="Single step (Ctrl+.)")
