@@ -72,3 +72,10 @@ def test_an_example_is_short_says_what_it_shows_and_how_it_is_run(path):
     assert text.startswith('"""')
     assert f"python examples/{path.name}" in text
     assert text.rstrip().endswith('if __name__ == "__main__":\n    main()')
+
+
+def test_a_clone_does_what_the_agent_does_whose_steps_it_saw(monkeypatch, tmp_path):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path))
+    returns = _main("offline_learning")(total_timesteps=4_000, dataset_steps=1_500, updates=500, episodes=5)
+    assert returns["DQN"] > 60  # chance balances about 22 steps
+    assert returns["its clone"] > 0.5 * returns["DQN"]

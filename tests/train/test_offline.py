@@ -1,7 +1,9 @@
 """Offline learning from a dataset, and fine-tuning of what it learned, end to end."""
 
 import json
+import math
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,12 +15,15 @@ from palaestra.experience.datasets import find_dataset
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import load_checkpoint
-from palaestra.train import config_from, train
+from palaestra.runs.play.protocol import Message
+from palaestra.train import config_from, load_config, train
 from palaestra.train.collection.collect import Amount
 from palaestra.train.collection.create import CollectionPlan, collect_dataset
+from palaestra.train.play.own_policy import load_policy
 from palaestra.train.transitions import build_transition_training
 from palaestra.transport.conformance import check_source
 
+ROOT = Path(__file__).parents[2]
 SMALL = {"policy": {"hidden": [8]}, "telemetry": {"progress": False}}
 
 
@@ -155,6 +160,41 @@ def test_the_sources_keep_their_promises():
     mixed = {"id": "pendulum/random-v0", "mix": 0.5, "offline_updates": 5, "steps_per_update": 5}
     online = {"updates": None, "total_timesteps": 100}
     check_source(lambda: build_transition_training(_config("sac", mixed, trainer=online)).source)
+
+
+@pytest.mark.parametrize(
+    ("task", "dataset", "env"),
+    [
+        ("pendulum", "pendulum/medium-v0", "Pendulum-v1"),
+        ("lunarlander", "lander/medium-v0", "LunarLanderContinuous-v3"),
+        ("halfcheetah", "halfcheetah/medium-v0", "HalfCheetah-v5"),
+    ],
+)
+def test_the_example_configs_can_be_trained(task, dataset, env):
+    _create(dataset, env, 50)
+    for path in sorted((ROOT / "configs" / "offline").glob(f"*_{task}.yaml")):
+        training = build_transition_training(load_config(path, ["dataset.steps_per_update=2"]))
+        try:
+            metrics = training.learner.update(training.source.next_batch().experience)
+            assert all(math.isfinite(number) for number in metrics.values())
+            assert "policy_loss" in metrics
+        finally:
+            training.env.close()
+
+
+@pytest.mark.parametrize("actions", ["discrete", "continuous"])
+def test_a_checkpoint_plays(actions):
+    env = "CartPole-v1" if actions == "discrete" else "Pendulum-v1"
+    _create("some/data-v0", env, 60)
+    checkpoint = _train(_config("iql", "some/data-v0"), "run").checkpoint
+    policy = load_policy(checkpoint, deterministic=False)
+    policy.begin("", 3)
+    size = 4 if actions == "discrete" else 3
+    observation = np.zeros(size, np.float32)
+    arrays = [{"name": "", "dtype": "float32", "shape": [size]}]
+    reply = policy.act(Message({"type": "act", "arrays": arrays}, observation.tobytes()))
+    assert ("probabilities" in reply["outputs"]) == (actions == "discrete")
+    assert np.shape(reply["action"]) == (() if actions == "discrete" else (1,))
 
 
 # ---------------------------------------------------------------------- from offline to online

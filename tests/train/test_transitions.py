@@ -1,6 +1,7 @@
 """Runs on transitions: they continue bit for bit, record the right next observation, and refuse what does not fit."""
 
 import json
+from pathlib import Path
 
 import gymnasium
 import numpy as np
@@ -14,9 +15,11 @@ from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.transitions import DQN
 from palaestra.policy.off_policy import QNetwork
-from palaestra.train import config_from, evaluate_checkpoint, train
+from palaestra.train import config_from, evaluate_checkpoint, load_config, train
+from palaestra.train.transitions import build_transition_training
 from palaestra.transport.conformance import check_source
 
+ROOT = Path(__file__).parents[2]
 DQN_RUN = {
     "env": {"id": "CartPole-v1", "num_envs": 2},
     "policy": {"hidden": [16]},
@@ -95,6 +98,17 @@ def test_a_warm_start_takes_policy_and_target_network_but_not_the_counters(tmp_p
         assert torch.equal(expected[key], actual[key]), key
     assert not torch.equal(expected["learner.safetensors", "adam.first"], actual["learner.safetensors", "adam.first"])
     assert second.steps < first.steps
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs" / "off_policy").glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_example_configs_can_be_trained(path):
+    training = build_transition_training(load_config(path, ["algorithm.learning_starts=70", "algorithm.train_freq=1"]))
+    try:
+        batch = training.source.next_batch()
+        assert batch.steps == 70
+        assert all(np.isfinite(number) for number in training.learner.update(batch.experience).values())
+    finally:
+        training.env.close()
 
 
 # ---------------------------------------------------------------------- what is recorded
