@@ -142,9 +142,14 @@ def run_sb3(config: RunConfig, episodes: int) -> dict[str, float]:
 
 def _shared_settings(config: RunConfig) -> dict[str, Any]:
     a, activation = config.algorithm, {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh}[config.policy.activation]
-    same = ("learning_rate", "gamma", "batch_size", "buffer_size", "learning_starts", "train_freq", "gradient_steps")
+    if a["learning_rate_schedule"] == "cosine":
+        raise SystemExit("Both contenders need a constant or a linear learning rate.")
+    rate = a["learning_rate"]
+    schedule = rate if a["learning_rate_schedule"] == "constant" else lambda remaining: rate * remaining
+    same = ("gamma", "batch_size", "buffer_size", "learning_starts", "train_freq", "gradient_steps")
     network = {"net_arch": list(config.policy.hidden), "activation_fn": activation}
-    return {**{key: a[key] for key in same}, "tau": a["target_tau"], "policy_kwargs": network}
+    settings = {key: a[key] for key in same}
+    return {**settings, "learning_rate": schedule, "tau": a["target_tau"], "policy_kwargs": network}
 
 
 def _dqn_settings(config: RunConfig) -> dict[str, Any]:
