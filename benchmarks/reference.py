@@ -7,6 +7,7 @@ from pathlib import Path
 
 from palaestra.cli.catalog import configuration_sections
 from palaestra.config import Section
+from palaestra.learner.registry import ALGORITHMS
 from palaestra.runs.runners.palaestra import SCHEMAS_FILE
 from palaestra.train.config import SECTIONS
 
@@ -16,8 +17,8 @@ ABLATION = ("<!-- ablation: begin -->", "<!-- ablation: end -->")
 
 INTRODUCTION = """# Configuration
 
-A run is described by one YAML or JSON file (JSON may carry comments) with five sections; `env.id` is the only key that
-has to be there.
+A run is described by one YAML or JSON file (JSON may carry comments) with six sections. `env.id` is the only key that
+has to be there; with `dataset.id`, the environment of the dataset is the default.
 
 ```yaml
 env: {id: CartPole-v1, num_envs: 4}
@@ -294,12 +295,19 @@ def algorithms_page(page: str) -> str:
 def configuration_page() -> str:
     """Every key of every section, as Markdown."""
     parts = [INTRODUCTION]
-    titles = {"ppo": "algorithm (name: ppo)"}
-    parts += [
-        f"## {titles.get(name, name)}\n\n{_table(SECTIONS[name])}"
-        for name in ("env", "policy", "ppo", "trainer", "telemetry")
-    ]
+    titled = {name: SECTIONS[name] for name in ("env", "dataset", "policy")}
+    titled |= {f"algorithm (name: {' or '.join(names)})": section for section, names in _algorithm_sections().items()}
+    titled |= {name: SECTIONS[name] for name in ("trainer", "telemetry")}
+    parts += [f"## {title}\n\n{_table(section)}" for title, section in titled.items()]
     return "\n".join(parts)
+
+
+def _algorithm_sections() -> dict[type[Section], list[str]]:
+    """The names of the algorithms for environments by their section; some share one."""
+    sections: dict[type[Section], list[str]] = {}
+    for name in [*ALGORITHMS["rollouts"], *ALGORITHMS["transitions"]]:
+        sections.setdefault(SECTIONS[name], []).append(name)
+    return sections
 
 
 def _table(section: type[Section]) -> str:

@@ -41,7 +41,7 @@ class RunSpec(Section):
     schema_version: Literal[1] = 1
     """Version of this document's schema."""
     runner: str = "palaestra"
-    """Name of the runner: `palaestra`, `cleanrl`, `corl`, `sb3`, `echo`, or one that another package provides."""
+    """Name of the runner: `palaestra`, `cleanrl`, `corl`, `sb3`, `spade-bdi`, `echo`, or one of another package."""
     name: str = ""
     """Prefix of the run id; empty uses the environment's name."""
     config: JsonObject = Field(default_factory=dict)
