@@ -119,6 +119,11 @@ class KnownEnvironment:
     """How to install the missing package; empty if nothing is missing."""
 
 
+def base_env_id(env_id: str) -> str:
+    """The id of the registered environment that a compiled one copies; any other id unchanged."""
+    return env_id.removeprefix("compiled/") if env_id in COMPILED else env_id
+
+
 def make_env(config: EnvConfig) -> VectorEnv:
     """Make the environments of a configuration; `ConfigError` if that is impossible."""
     if config.id in COMPILED:

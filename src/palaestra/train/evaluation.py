@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -64,14 +63,6 @@ def evaluate_during_training(config: RunConfig, policy: nn.Module) -> dict[str, 
     if result.success_rate is not None:
         metrics["eval_success_rate"] = result.success_rate
     return metrics
-
-
-def normalize_score(dataset: Mapping[str, Any] | None, mean_return: float) -> float | None:
-    """0 for the return of random actions and 100 for an expert's, by the dataset that a checkpoint describes."""
-    if dataset is None or dataset.get("random_score") is None or dataset.get("expert_score") is None:
-        return None
-    low, high = float(dataset["random_score"]), float(dataset["expert_score"])
-    return None if low == high else 100.0 * (mean_return - low) / (high - low)
 
 
 def evaluate_checkpoint(

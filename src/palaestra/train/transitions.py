@@ -17,7 +17,7 @@ from torch import nn
 
 from palaestra.actor.compatibility import check_spaces, is_same_shape
 from palaestra.actor.replay_source import ReplaySource
-from palaestra.env.make import COMPILED
+from palaestra.env.make import base_env_id
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.columns import map_column
@@ -211,8 +211,7 @@ def open_dataset(config: RunConfig, env: VectorEnv) -> Dataset | None:
     if config.dataset is None:
         return None
     dataset = find_dataset(config.dataset.id, Home.default().datasets)
-    env_id = config.env.id.removeprefix("compiled/") if config.env.id in COMPILED else config.env.id
-    if dataset.env_id and dataset.env_id != env_id:
+    if dataset.env_id and dataset.env_id != base_env_id(config.env.id):
         reason = f"was collected in {dataset.env_id}, and env.id is {config.env.id}"
         raise DatasetError("dataset.id", dataset.dataset_id, reason, "Leave env.id out, or use another dataset")
     for name in ("observation_space", "action_space"):

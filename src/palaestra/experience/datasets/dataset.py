@@ -86,9 +86,14 @@ class Dataset:
 
     def normalized_score(self, mean_return: float) -> float | None:
         """0 for the return of random actions and 100 for an expert's; None if one of the two is unknown."""
-        if self.random_score is None or self.expert_score is None or self.expert_score == self.random_score:
-            return None
-        return 100.0 * (mean_return - self.random_score) / (self.expert_score - self.random_score)
+        return normalize_score(mean_return, self.random_score, self.expert_score)
+
+
+def normalize_score(mean_return: float, random_score: float | None, expert_score: float | None) -> float | None:
+    """0 for the return of random actions and 100 for an expert's; None if one is unknown or both are equal."""
+    if random_score is None or expert_score is None or random_score == expert_score:
+        return None
+    return 100.0 * (mean_return - random_score) / (expert_score - random_score)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ import numpy as np
 
 from palaestra import __version__
 from palaestra.env.factory import EnvFactory
-from palaestra.env.make import COMPILED, EnvConfig
+from palaestra.env.make import EnvConfig, base_env_id
 from palaestra.env.spaces import ActionLayout, allocate_row
 from palaestra.env.vector import Array, Observation, VectorEnv
 from palaestra.errors import ConfigError
@@ -56,11 +56,6 @@ class Amount:
         """The amount for each environment."""
         total = self.steps or self.episodes or 0
         return [total // num_envs + (i < total % num_envs) for i in range(num_envs)]
-
-
-def base_env_id(env_id: str) -> str:
-    """The environment that a compiled one copies, which has a specification; any other as it is."""
-    return env_id.removeprefix("compiled/") if env_id in COMPILED else env_id
 
 
 def collection_config(env: EnvConfig, amount: Amount, num_envs: int = NUM_ENVS) -> EnvConfig:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.env.factory import EnvFactory
-from palaestra.env.make import EnvConfig, make_env
+from palaestra.env.make import EnvConfig, base_env_id, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.experience.datasets import Dataset, Episode, create_dataset, find_dataset
@@ -32,7 +32,6 @@ from palaestra.train.collection.collect import (
     NUM_ENVS,
     SCORE_SEED,
     Amount,
-    base_env_id,
     collect_episodes,
     collection_config,
     describe_collection,

@@ -246,10 +246,10 @@ class ScreenPlay:
 
 def make_rendering_env(env_id: str, parameters: Mapping[str, Any], max_episode_steps: int | None) -> GymEnv:
     """A Gymnasium environment with `rgb_array` rendering if it offers that. `ConfigError` if it cannot be made."""
-    from palaestra.env.make import COMPILED
+    from palaestra.env.make import base_env_id
 
     # A compiled environment steps many copies without pictures; the environment it copies has pictures.
-    name = env_id.removeprefix("compiled/") if env_id in COMPILED else env_id
+    name = base_env_id(env_id)
     if "render_mode" in parameters:
         raise ConfigError("parameters.render_mode", parameters["render_mode"], "is set by the play", "Leave it out")
     try:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from palaestra.actor.agent import Dialogue, VlmAgent
-from palaestra.env.make import COMPILED, make_env
+from palaestra.env.make import base_env_id, make_env
 from palaestra.env.spaces import ObservationLayout
 from palaestra.errors import ConfigError, PalaestraError
 from palaestra.files.checkpoint import checkpoint_kind
@@ -60,8 +60,8 @@ class VectorPolicy:
         checkpoint = load_checkpoint(path, kind="vector")
         config = config_from(checkpoint.about["config"])
         # The environment that a compiled one copies has the same spaces.
-        env_id = config.env.id.removeprefix("compiled/") if config.env.id in COMPILED else config.env.id
-        env = make_env(config.env.model_copy(update={"id": env_id, "num_envs": 1, "vectorization": "in_process"}))
+        changes = {"id": base_env_id(config.env.id), "num_envs": 1, "vectorization": "in_process"}
+        env = make_env(config.env.model_copy(update=changes))
         try:
             self._policy: Any = make_policy(config, env, torch.device("cpu"), pretrained=False)
             self._layout = ObservationLayout(env.observation_space)
