@@ -5,7 +5,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import palaestra.env.make  # noqa: F401 - registers it
-from palaestra.env.grid_world import ENV_ID, MAX_EPISODE_STEPS, GridWorld
+from palaestra.env.grid_world import MAX_EPISODE_STEPS, GridWorld
 from palaestra.train.play.grid import grid_reader
 
 UP, RIGHT, DOWN, LEFT = range(4)
@@ -51,7 +51,7 @@ def test_a_world_that_makes_no_sense_is_refused(rows, later, reason):
 
 
 def test_it_is_registered_keeps_the_contract_of_gymnasium_and_draws_its_cells():
-    env = gymnasium.make(ENV_ID, render_mode="rgb_array")
+    env = gymnasium.make("palaestra/GridWorld-v0", render_mode="rgb_array")
     check_env(env.unwrapped, skip_render_check=False)
 
     assert env.spec.max_episode_steps == MAX_EPISODE_STEPS

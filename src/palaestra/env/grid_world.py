@@ -14,7 +14,6 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-ENV_ID = "palaestra/GridWorld-v0"
 MAX_EPISODE_STEPS = 100
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 """Change of column and row by action: up, right, down, left."""

@@ -80,11 +80,6 @@ class ReplayBuffer:
         seen = sum(math.prod(part.shape) * part.dtype.itemsize for part in parts)
         return capacity * (2 * seen + math.prod(action.shape) * action.dtype.itemsize + 5)
 
-    @property
-    def is_prioritized(self) -> bool:
-        """Whether samples are drawn by priority."""
-        return self._priorities is not None
-
     def add(self, observation: Any, action: Any, reward: Any, next_observation: Any, terminated: Any) -> None:
         """Add `[n, ...]` transitions; the oldest ones are overwritten."""
         count = len(reward)

@@ -38,7 +38,7 @@ def download_dataset(root: Path, dataset_id: str, pause: Callable[[float], None]
     `DatasetError` if there is none of this name or it cannot be read here, `DownloadFailed` if the remote does not
     answer. A broken connection is tried again; what has arrived is kept.
     """
-    target = check_new(root, dataset_id)
+    check_new(root, dataset_id)
     import_h5py()
     remote = _open_remote(dataset_id)
     place = root / _DOWNLOADS / dataset_id
@@ -56,7 +56,6 @@ def download_dataset(root: Path, dataset_id: str, pause: Callable[[float], None]
         dataset = import_minari(root, source, dataset_id, {"imported": "download", "remote": _remote_name()}, move=True)
         shutil.rmtree(place)
     _remove_empty_downloads(root, place)
-    assert target.is_dir()
     return dataset
 
 

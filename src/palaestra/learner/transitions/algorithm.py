@@ -6,10 +6,9 @@ buffer or file.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 from torch import Tensor
@@ -140,12 +139,6 @@ class TransitionAlgorithm:
     def extra_metrics(self, policy: Any) -> dict[str, float]:
         """Further metrics after an update."""
         return {}
-
-    def with_settings(self, **changes: Any) -> Self:
-        """A copy of the algorithm with some settings replaced."""
-        changed = copy.copy(self)
-        changed.config = parse_section(type(self.config), {**self.config.model_dump(), **changes}, place="algorithm")
-        return changed
 
     def learning_rate(self, progress: float) -> float:
         """Step size after a share `progress` (0 to 1) of the training."""

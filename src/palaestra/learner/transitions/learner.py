@@ -182,11 +182,6 @@ class TransitionLearner:
         self._target_flat.vector.copy_(state.tensors["target"])
         self.sync_buffers()
 
-    def reset_target(self) -> None:
-        """Make the target network a copy of the policy."""
-        self._target_flat.vector.copy_(self.flat.vector)
-        self.sync_buffers()
-
     def sync_buffers(self) -> None:
         """Copy what is not trained, such as the statistics of the normaliser, to the target network."""
         with torch.no_grad():

@@ -10,7 +10,6 @@ import importlib.util
 import os
 from typing import Any, NamedTuple
 
-FAMILIES = ("frozen_lake", "cliff_walking", "taxi", "grid_world", "tabular")
 _PACKAGE = os.path.dirname(
     os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 )
@@ -110,11 +109,6 @@ class World:
     def is_success(self) -> bool:
         """Whether the episode has reached its aim."""
         return self._success
-
-    @property
-    def has_fallen(self) -> bool:
-        """Whether the agent fell off the cliff in this episode."""
-        return self._fell
 
     def facts(self) -> list[Percept]:
         """Beliefs that hold as long as the agent lives."""
