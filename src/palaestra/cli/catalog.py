@@ -121,7 +121,7 @@ def runners(
         str | None, typer.Option(metavar="RUNNER", help="List the scripts or algorithms of the runner.")
     ] = None,
     prepare: Annotated[
-        str | None, typer.Option(metavar="RUNNER", help="Create the Python environment of the runner before a run.")
+        str | None, typer.Option(metavar="RUNNER", help="Create the Python environment of the runner in advance.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

@@ -59,7 +59,7 @@ def list_command(
 
 
 def show_command(dataset: DatasetArgument, as_json: JsonOption = False) -> None:
-    """Show the facts of a dataset, after verifying it."""
+    """Verify a dataset and show its metadata."""
     from palaestra.experience.datasets import find_dataset
 
     found = find_dataset(dataset, Home.default().datasets, mark_used=False)
@@ -74,9 +74,9 @@ def verify_command(
     everything: Annotated[bool, typer.Option("--all", help="Verify all datasets.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Verify the SHA-256 of all files of datasets.
+    """Compare the files of datasets with their SHA-256 digests.
 
-    Exit code 1 if one does not match.
+    Exit code 1 if a file does not match.
     """
     from palaestra.experience.datasets import find_dataset, list_datasets
 
@@ -109,19 +109,28 @@ def create_command(
         str, typer.Option(metavar="NAME", help="random (default), or a function package.module:function(observation).")
     ] = "",
     checkpoint: Annotated[
-        str, typer.Option(metavar="RUN_OR_CHECKPOINT", help="Run id, run directory or checkpoint that acts.")
+        str, typer.Option(metavar="RUN_OR_CHECKPOINT", help="Collect with the policy of this run or checkpoint.")
     ] = "",
-    stochastic: Annotated[bool, typer.Option("--stochastic", help="Sample the actions of the checkpoint.")] = False,
+    stochastic: Annotated[
+        bool,
+        typer.Option(
+            "--stochastic", help="Sample the actions of the checkpoint instead of taking the most likely ones."
+        ),
+    ] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Execute the code that a checkpoint of another trainer needs.")
+        bool, typer.Option("--trust", help="Allow the code that a checkpoint of another trainer needs to run.")
     ] = False,
     recorded: Annotated[
         list[str] | None,
-        typer.Option(metavar="EPISODE", help="Recorded episode of a play (repeat it), or all of those in --env."),
+        typer.Option(
+            metavar="EPISODE", help="Id of a recorded episode of a play; may be repeated. all: every one in --env."
+        ),
     ] = None,
-    noise: Annotated[float, typer.Option(metavar="SHARE", help="Share of actions that are random.")] = 0.0,
+    noise: Annotated[
+        float, typer.Option(metavar="SHARE", help="Share of actions replaced by random ones (0 to 1).")
+    ] = 0.0,
     random_share: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of the data that a random policy collects.")
+        float, typer.Option(metavar="SHARE", help="Share of the data collected by a random policy (0 to 1).")
     ] = 0.0,
     steps: Annotated[int | None, typer.Option(metavar="N", help="Number of steps.")] = None,
     num_episodes: Annotated[int | None, typer.Option(metavar="N", help="Number of whole episodes.")] = None,
@@ -135,9 +144,9 @@ def create_command(
     expert_score: Annotated[float | None, typer.Option(metavar="X", help="Expert score, if it is known.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Collect a dataset with a policy.
+    """Collect a dataset with a policy, or from recorded episodes.
 
-    The same arguments give the same data.
+    The same arguments give the same data on the same machine.
     """
     from palaestra.train.collection.collect import Amount
     from palaestra.train.collection.create import CollectionPlan, collect_dataset
@@ -171,7 +180,7 @@ def create_command(
     unit, total = ("steps", amount.steps) if amount.steps else ("episodes", amount.episodes)
     with _progress("collecting", total or 0, unit) as advance:
         dataset = collect_dataset(home, plan, lambda steps, episodes: advance(steps if unit == "steps" else episodes))
-    _print_made(dataset, as_json, "created")
+    _print_result(dataset, as_json, "created")
 
 
 def _parse_kwargs(text: str) -> dict[str, Any] | None:
@@ -190,9 +199,7 @@ def _parse_kwargs(text: str) -> dict[str, Any] | None:
 
 
 def import_command(
-    source: Annotated[
-        Path, typer.Argument(metavar="PATH", help="HDF5 file in the style of D4RL, or a directory of Minari.")
-    ],
+    source: Annotated[Path, typer.Argument(metavar="PATH", help="HDF5 file in D4RL's layout, or a Minari directory.")],
     dataset_id: Annotated[str, typer.Option("--id", metavar="DATASET", help=_DATASET_HELP)] = "",
     env: Annotated[str, typer.Option(metavar="ENV", help="HDF5 files: environment that the data comes from.")] = "",
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random score.")] = 0,
@@ -212,8 +219,8 @@ def import_command(
 
         if env or expert_score is not None:
             place, value = ("--env", env) if env else ("--expert-score", str(expert_score))
-            raise ConfigError(place, value, "a directory of Minari says this itself", "Leave it out")
-        _print_made(import_minari(root, source, dataset_id), as_json, "imported")
+            raise ConfigError(place, value, "the metadata of a Minari directory has it", "Leave it out")
+        _print_result(import_minari(root, source, dataset_id), as_json, "imported")
         return
     if not dataset_id or not env:
         missing = "--env" if dataset_id else "--id"
@@ -229,7 +236,7 @@ def import_command(
         counts = {"steps_read": report.steps_read, "steps_dropped": report.steps_dropped}
         print_json(_dataset_data(report.dataset) | counts)
         return
-    _print_made(report.dataset, as_json, "imported")
+    _print_result(report.dataset, as_json, "imported")
     if report.steps_dropped:
         reason = "the last steps of episodes whose next observation is not in the file"
         print(f"{report.steps_dropped:,} of {report.steps_read:,} steps were dropped: {reason}", file=sys.stderr)
@@ -242,7 +249,7 @@ def download_command(dataset_id: DatasetArgument, as_json: JsonOption = False) -
     """
     from palaestra.experience.datasets.download import download_dataset
 
-    _print_made(download_dataset(Home.default().datasets, dataset_id), as_json, "downloaded")
+    _print_result(download_dataset(Home.default().datasets, dataset_id), as_json, "downloaded")
 
 
 def prune_command(
@@ -333,7 +340,7 @@ def _progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], Non
         yield lambda count: bar.advance(task, count)
 
 
-def _print_made(dataset: Dataset, as_json: bool, verb: str) -> None:
+def _print_result(dataset: Dataset, as_json: bool, verb: str) -> None:
     if as_json:
         print_json(_dataset_data(dataset))
         return

@@ -71,32 +71,33 @@ class BdiSkillConfig(Section):
     learning_rate: float = Field(0.1, gt=0, le=1)
     """Step size of an update."""
     discount: float = Field(0.99, ge=0, le=1)
-    """Discount of the future per step."""
+    """Discount factor per step."""
     epsilon_start: float = Field(1.0, gt=0, le=1)
-    """Chance of a random action of a new skill."""
+    """Probability of a random action of a new skill."""
     epsilon_end: float = Field(0.05, gt=0, le=1)
-    """Chance of a random action after the decay."""
+    """Probability of a random action after the decay."""
     epsilon_decay_steps: int = Field(20_000, ge=1)
-    """Steps of a skill until the end is reached."""
+    """Steps of a skill until epsilon reaches `epsilon_end`."""
     exponential_decay: bool = False
     """Decay by equal ratios instead of equal differences."""
     initial_value: float = 0.0
     """Value of all actions of a new skill."""
     confidence_window: int = Field(20, ge=1, le=10_000)
-    """Episodes over which the success of a skill is averaged; its confidence is 0 until half of them are known."""
+    """Episodes without exploration over which the success of a skill is averaged; its confidence is unknown until half
+    of them are played."""
 
 
 class XmppConfig(Section):
     """The XMPP server. Without a host, a server that only this machine can reach runs in the worker."""
 
     host: str = ""
-    """Host of an external server; empty embeds one on the loopback interface."""
+    """Host of an external server. Empty: an embedded server on the loopback interface."""
     port: int = Field(0, ge=0, le=65_535)
-    """Port; 0 is a free one for the embedded server, and 5222 for an external one."""
+    """Port. 0: a free port for the embedded server, 5222 for an external one."""
     jid: str = ""
     """Account at the external server: `agent@example.org`."""
     password_variable: str = Field("PALAESTRA_XMPP_PASSWORD", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Variable of the service's environment that holds the password of that account."""
+    """Environment variable of the run service that holds the password of that account."""
     verify_tls: bool = True
     """Verify the certificate of the external server."""
     timeout_s: float = Field(30.0, gt=0, le=600)
@@ -116,7 +117,7 @@ class XmppConfig(Section):
         if self.host and "@" not in self.jid:
             raise ValueError("an external server needs jid, such as agent@example.org")
         if self.jid and not self.host:
-            raise ValueError("jid is of use with host only; the embedded server makes an account of its own")
+            raise ValueError("jid needs host; the embedded server creates its own account")
         return self
 
 
@@ -142,7 +143,7 @@ class SpadeBdiConfig(Section):
     report_every: int = Field(20, ge=1)
     """Episodes between two reports of metrics."""
     belief_interval_s: float = Field(1.0, ge=0.1)
-    """Least number of seconds between two reports of beliefs."""
+    """Minimum seconds between two reports of beliefs."""
     xmpp: XmppConfig = XmppConfig.model_validate({})
     """The XMPP server."""
 

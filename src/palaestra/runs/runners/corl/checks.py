@@ -130,9 +130,7 @@ def warm_start_findings(script: CorlScript, name: str, spec: RunSpec, data: Offl
     path = spec.invoked_from / Path(spec.warm_start).expanduser()
     if script.argument("load_model") is None:
         text = f"{script.path.name} has no load_model: it cannot begin with the weights of a checkpoint"
-        yield Finding(
-            "warm_start", "refused", text, "Leave --warm-start out, or use td3_bc, iql, cql or any_percent_bc"
-        )
+        yield Finding("warm_start", "refused", text, "Leave --warm-start out, or use td3_bc, iql or any_percent_bc")
     elif not path.is_file():
         remedy = "Give a checkpoint_N.pt of an earlier run, or its id"
         yield Finding("warm_start", "refused", f"{spec.warm_start}: no such file", remedy)

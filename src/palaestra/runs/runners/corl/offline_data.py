@@ -1,4 +1,4 @@
-"""The dataset of a CORL run: whether it fits the environment and the script, and what the trainer is told about it."""
+"""The dataset of a CORL run: whether it fits the environment and the script, and the settings passed to the trainer."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ _OWN_KEYS: dict[str, JsonObject] = {
         "type": ["integer", "null"],
         "minimum": 1,
         "default": None,
-        "description": "Updates over which losses are averaged before they are recorded. Default: so many that a run "
+        "description": "Updates over which losses are averaged before they are recorded. Default: chosen so that a run "
         "records at most 2,000 values per loss. Evaluations are always recorded.",
     },
 }
@@ -273,7 +273,7 @@ class CorlRunner:
 
 
 def _read_settings(request: PolicyRequest) -> JsonObject | None:
-    """What the run of a checkpoint told its trainer about the dataset."""
+    """The settings of the dataset that the run of a checkpoint passed to its trainer."""
     environment = request.command.get("environment")
     try:
         settings = json.loads(environment[VARIABLE]) if isinstance(environment, Mapping) else None
@@ -327,7 +327,7 @@ def _parse_request(spec: RunSpec, machine: Machine) -> _Request:
     base = {} if base_file is None else read_base_config(base_file, script)
     every = spec.config.get("metrics_every")
     if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
-        raise ConfigError("metrics_every", every, "is not a number of updates", "Give a whole number from 1 on")
+        raise ConfigError("metrics_every", every, "is not a number of updates", "Give a positive integer")
     return _Request(checkout, script, values, base, base_file, every, tuple(findings))
 
 

@@ -3,8 +3,8 @@
 .begin_episode   .do(A)   .more_episodes
 .rl_action(Skill, A)   .rl_action(Skill, S, A)   .best_action(Skill, A)   .best_action(Skill, S, A)
 .learn(Skill)   .learn(Skill, From, To, Over)   .forbid(Skill, S, A)   .use_only(Skill, Actions)   .allow_all(Skill)
-.confidence(Skill, C)   .cache_policy(Skill)   .policy_action(Skill, A)   .follow_policy(Skill, Steps)
-.drop_policy(Skill)   .explore_again(Skill)
+.confidence(Skill, C)   .score(Skill, R)   .cache_policy(Skill)   .policy_action(Skill, A)
+.follow_policy(Skill, Steps)   .drop_policy(Skill)   .explore_again(Skill)
 """
 
 from __future__ import annotations

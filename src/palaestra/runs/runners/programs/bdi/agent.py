@@ -17,7 +17,7 @@ from .skills import SkillLibrary, Transition
 from .worlds import Percept, World
 
 PERCEPT = frozenset([agentspeak.Literal("source", (agentspeak.Literal("percept"),))])
-SHORT_LIVED = frozenset(
+BODY_BELIEFS = frozenset(
     "state at goal step episode reward last_action over outcome bumped passenger destination states actions size move "
     "slippery stop cache_threshold has_policy".split()
 )
@@ -112,7 +112,7 @@ class Body:
         """The steps of this episode."""
         self.plan = self.chooser = ""
         self.choosers: Counter[str] = Counter()
-        """Actions by who chose them: `plan`, `policy` or `skill`."""
+        """Number of actions chosen by a `plan`, a cached `policy` or a `skill`."""
         self.plans: Counter[str] = Counter()
         """Actions by the label of the plan that chose them."""
         self.td_errors: list[float] = []
@@ -236,7 +236,7 @@ class Body:
             write_term(belief)
             for (name, _), group in self.agent.beliefs.items()
             for belief in group
-            if name not in SHORT_LIVED
+            if name not in BODY_BELIEFS
         )
 
     def confidence(self) -> float | None:

@@ -141,7 +141,7 @@ class EmbeddedServer:
         )
 
     def close_registration(self) -> None:
-        """Let no further account be made, unless peers need one."""
+        """Close the registration of accounts, unless peers need one."""
         if not self._peers and AppConfig.app_config is not None:
             AppConfig.app_config.plugins.remove(_REGISTER)
 
