@@ -113,9 +113,7 @@ def create_command(
     ] = "",
     stochastic: Annotated[
         bool,
-        typer.Option(
-            "--stochastic", help="Sample the actions of the checkpoint instead of taking the most likely ones."
-        ),
+        typer.Option("--stochastic", help="Sample the actions of the checkpoint."),
     ] = False,
     trust: Annotated[
         bool, typer.Option("--trust", help="Allow the code that a checkpoint of another trainer needs to run.")
@@ -126,9 +124,7 @@ def create_command(
             metavar="EPISODE", help="Id of a recorded episode of a play; may be repeated. all: every one in --env."
         ),
     ] = None,
-    noise: Annotated[
-        float, typer.Option(metavar="SHARE", help="Share of actions replaced by random ones (0 to 1).")
-    ] = 0.0,
+    noise: Annotated[float, typer.Option(metavar="SHARE", help="Share of random actions (0 to 1).")] = 0.0,
     random_share: Annotated[
         float, typer.Option(metavar="SHARE", help="Share of the data collected by a random policy (0 to 1).")
     ] = 0.0,
