@@ -331,6 +331,18 @@ def test_a_run_has_either_a_length_offline_or_one_online():
         _config("iql", env={"id": "Pendulum-v1"}, trainer={"total_timesteps": 10})
 
 
+@pytest.mark.parametrize("settings", [{"offline_updates": 5}, {"mix": 0.5}, {"prefill": True}])
+def test_settings_of_fine_tuning_are_refused_in_an_offline_run(settings):
+    data = {"env": {"id": "Pendulum-v1"}, "algorithm": {"name": "iql"}, "trainer": {"updates": 10}}
+    with pytest.raises(ConfigError, match=f"dataset\\.{next(iter(settings))} = .* has no effect without steps"):
+        config_from({**data, "dataset": {"id": "pendulum/random-v0", **settings}})
+
+
+def test_a_dataset_without_a_name_is_reported_before_the_environment():
+    with pytest.raises(ConfigError, match=r"dataset\.id = 5"):
+        config_from({"dataset": {"id": 5}, "algorithm": {"name": "iql"}})
+
+
 def test_check_reports_the_dataset_of_a_configuration(tmp_path, palaestra):
     _create("pendulum/random-v0", "Pendulum-v1")
     path = tmp_path / "bc.yaml"

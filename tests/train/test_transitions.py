@@ -16,6 +16,7 @@ from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.transitions import DQN
 from palaestra.policy.off_policy import QNetwork
 from palaestra.train import config_from, evaluate_checkpoint, load_config, train
+from palaestra.train.evaluation import evaluation_env
 from palaestra.train.transitions import build_transition_training
 from palaestra.transport.conformance import check_source
 
@@ -89,7 +90,7 @@ def test_a_checkpoint_can_be_evaluated(tmp_path):
 
 def test_a_warm_start_takes_policy_and_target_network_but_not_the_counters(tmp_path):
     first = train(_config(algorithm={"target_interval": 7}), root=tmp_path, run_id="first")
-    short = _config(algorithm={"target_interval": 7}, trainer={"total_timesteps": 1})
+    short = _config(algorithm={"target_interval": 7}, trainer={"total_timesteps": 20})
     second = train(short, root=tmp_path, run_id="second", warm_start=first.checkpoint)
     start = sorted((tmp_path / "second").rglob("update_00000000"))[0]
 
@@ -185,13 +186,61 @@ def test_settings_of_rollouts_are_refused(sections, place):
     assert caught.value.place == place
 
 
-def test_rollouts_take_no_dataset():
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ({"buffer_size": 7}, r"buffer_size = 7: is smaller than algorithm\.batch_size \(8\)"),
+        ({"buffer_size": 19}, r"buffer_size = 19: is smaller than algorithm\.learning_starts \(20\)"),
+        ({"buffer_size": 1, "batch_size": 1, "learning_starts": 0}, r"buffer_size = 1: is smaller than env\.num_envs"),
+        ({"learning_starts": 401}, r"learning_starts = 401: the run ends after 400 steps, before the first update"),
+        ({"gradient_steps": 0}, r"gradient_steps = 0: an update would learn nothing"),
+    ],
+)
+def test_settings_with_which_nothing_would_be_learned_are_refused(algorithm, message):
+    with pytest.raises(ConfigError, match=message):
+        _config(algorithm=algorithm)
+
+
+def test_half_precision_is_refused_where_updates_go_through_autograd():
+    config = _config(
+        env={"id": "Pendulum-v1"},
+        algorithm={"name": "sac", "precision": "bfloat16"},
+        trainer={"compiled": "off"},
+    )
+    with pytest.raises(
+        ConfigError, match=r"algorithm\.precision = 'bfloat16': .* float32 \(trainer\.compiled is off\)"
+    ):
+        build_transition_training(config)
+
+
+def test_an_evaluation_ends_in_an_environment_without_a_time_limit(monkeypatch):
+    monkeypatch.setattr("palaestra.train.evaluation.EVAL_LIMIT", 30)
+    sections = {"env": {"id": "CliffWalking-v1"}, "trainer": {"eval_episodes": 2}}
+    training = build_transition_training(_config(**sections))
+    for parameter in training.policy.parameters():
+        torch.nn.init.zeros_(parameter)  # Every value is 0, so it walks up into the wall forever.
+    try:
+        assert training.evaluate()["eval_length"] == 30
+    finally:
+        training.env.close()
+
+
+@pytest.mark.parametrize(
+    ("env", "limit"),
+    [({"id": "CliffWalking-v1", "max_episode_steps": 7}, 7), ({"id": "CartPole-v1"}, None)],
+)
+def test_an_evaluation_keeps_the_time_limit_of_the_environment(env, limit):
+    assert evaluation_env(_config(env=env), 3).max_episode_steps == limit
+
+
+@pytest.mark.parametrize("env", [{"env": {"id": "CartPole-v1"}}, {}])
+def test_rollouts_take_no_dataset(env):
     with pytest.raises(ConfigError, match="ppo learns from rollouts"):
-        config_from({"env": {"id": "CartPole-v1"}, "dataset": {"id": "cartpole/random-v0"}})
+        config_from({**env, "dataset": {"id": "cartpole/random-v0"}})
 
 
 def test_masked_actions_are_refused(tmp_path):
-    with pytest.raises(ConfigError, match="masked"):
+    with pytest.raises(ConfigError, match=r"env action space = 'Discrete.*masked"):
         train(_config(env={"id": "palaestra.env.toy:MaskedChoice"}), root=tmp_path, run_id="run")
 
 

@@ -72,7 +72,7 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
         check_spaces(policy, env)
         if env.mask_size:
             reason = "its actions are masked, and algorithms on transitions value masked actions as well"
-            raise ConfigError("env.id", type(env).__name__, reason, "Use ppo")
+            raise ConfigError("env action space", repr(env.action_space), reason, "Use ppo")
         self.env, self.rules, self.stop = env, rules, stop
         self._fused: FusedActor | None = None
         self._uses_fused = compiled != "off" and why_not_fused(policy) is None
@@ -82,9 +82,7 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
         self.buffer = ReplayBuffer(
             config.buffer_size, shape["observation"], shape["action"], priority_exponent=rules.priority_exponent
         )
-        self.gradient_steps = (
-            config.train_freq * env.num_envs if config.gradient_steps == -1 else max(1, config.gradient_steps)
-        )
+        self.gradient_steps = config.train_freq * env.num_envs if config.gradient_steps == -1 else config.gradient_steps
         self.dataset, self.offline_updates, self.mix = dataset, offline_updates, mix
         self.offline_steps = 0
         """Gradient steps that were taken on the dataset alone."""

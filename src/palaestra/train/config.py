@@ -182,6 +182,11 @@ def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfi
     given = data.get("algorithm") or {}
     experience = find_experience(given.get("name")) if isinstance(given, Mapping) else "rollouts"
     data["algorithm"] = read_algorithm(given, experience, "ppo")
+    if isinstance(data.get("dataset"), Mapping):
+        # Before the environment, which may be that of the dataset.
+        dataset = parse_section(DatasetConfig, data["dataset"], place="dataset")
+        if experience == "rollouts":
+            raise _rollouts_only("dataset", dataset.id, data["algorithm"]["name"])
     if experience == "transitions":
         data |= _transition_defaults(data)
     if seed is not None:
@@ -298,6 +303,8 @@ def _check_transitions(config: RunConfig) -> None:
     if config.env.action_chunk > 1:
         raise ConfigError("env.action_chunk", config.env.action_chunk, f"{name} takes one action per step")
     _check_length(config, algorithm)
+    if not config.is_offline:
+        _check_replay(config)
 
 
 def _check_length(config: RunConfig, algorithm: Any) -> None:
@@ -316,14 +323,44 @@ def _check_length(config: RunConfig, algorithm: Any) -> None:
         if t.updates is not None:
             remedy = "For learning on the dataset before the environment set dataset.offline_updates"
             raise ConfigError("trainer.updates", t.updates, "trainer.total_timesteps is given, too", remedy)
+    else:
+        for key in ("offline_updates", "mix", "prefill"):
+            if value := getattr(config.dataset, key):
+                reason = "has no effect without steps in the environment"
+                remedy = "Give trainer.total_timesteps instead of trainer.updates, or leave it out"
+                raise ConfigError(f"dataset.{key}", value, reason, remedy)
+
+
+def _check_replay(config: RunConfig) -> None:
+    """Raise `ConfigError` for a replay buffer that cannot be filled, or not before the end of the run."""
+    settings, total, num_envs = config.algorithm, config.total_timesteps, config.env.num_envs
+    if "buffer_size" not in settings:
+        return  # a table
+    size, starts = settings["buffer_size"], settings["learning_starts"]
+    smallest = {
+        "algorithm.batch_size": settings["batch_size"],
+        "algorithm.learning_starts": starts,
+        "env.num_envs": num_envs,
+    }
+    for place, least in smallest.items():
+        if size < least:
+            remedy = f"Raise it, or lower {place}"
+            raise ConfigError("algorithm.buffer_size", size, f"is smaller than {place} ({least:,})", remedy)
+    prefilled = config.dataset is not None and config.dataset.prefill
+    if starts > total and not prefilled:
+        reason = f"the run ends after {total:,} steps, before the first update"
+        raise ConfigError("algorithm.learning_starts", starts, reason, "Lower it, or raise trainer.total_timesteps")
+
+
+def _rollouts_only(place: str, value: Any, name: str) -> ConfigError:
+    known = ", ".join(ALGORITHMS["transitions"])
+    return ConfigError(place, value, f"{name} learns from rollouts", f"Use one of {known}")
 
 
 def _check_rollouts(config: RunConfig) -> None:
     t = config.trainer
-    if config.dataset is not None or t.updates is not None:
-        place, value = ("dataset", config.dataset.id) if config.dataset else ("trainer.updates", t.updates)
-        known = ", ".join(ALGORITHMS["transitions"])
-        raise ConfigError(place, value, f"{config.algorithm['name']} learns from rollouts", f"Use one of {known}")
+    if t.updates is not None:
+        raise _rollouts_only("trainer.updates", t.updates, config.algorithm["name"])
     if t.total_timesteps is not None and t.iterations is not None:
         raise ConfigError(
             "trainer.iterations", t.iterations, f"trainer.total_timesteps says {t.total_timesteps}", "Give one of them"

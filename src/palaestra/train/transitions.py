@@ -61,6 +61,11 @@ class TransitionTraining:
         if reason is not None:
             remedy = "Use 'auto' to learn through autograd"
             raise ConfigError("trainer.compiled", "on", f"this policy cannot learn compiled: {reason}", remedy)
+        if algorithm.config.precision != "float32":
+            why = "trainer.compiled is off" if t.compiled == "off" else why_not_fused(policy)
+            if why is not None:
+                reason = f"updates through autograd are in float32 ({why})"
+                raise ConfigError("algorithm.precision", algorithm.config.precision, reason, "Leave it out")
         self.publisher = SharedWeights()
         self.learner = TransitionLearner(
             policy, algorithm, seed=t.seed, compiled=t.compiled != "off", progress=self._progress

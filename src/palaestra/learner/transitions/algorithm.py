@@ -10,11 +10,11 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from palaestra.config import Section, parse_section
-from palaestra.errors import NonFiniteError
+from palaestra.errors import ConfigError, NonFiniteError
 from palaestra.experience.replay import TransitionBatch
 from palaestra.learner.adam import Adam
 
@@ -49,6 +49,14 @@ class TransitionConfig(Section):
     precision: Literal["float32", "bfloat16"] = "float32"
     """Precision of the products of large matrices in updates without autograd. `bfloat16` is faster on CPUs that
     support it; weights, optimiser, first and last layers stay float32."""
+
+    @field_validator("gradient_steps")
+    @classmethod
+    def _check_gradient_steps(cls, value: int) -> int:
+        if value == 0:
+            remedy = "Use 1 or more, or -1 for as many as environment steps"
+            raise ConfigError("algorithm.gradient_steps", 0, "an update would learn nothing", remedy)
+        return value
 
 
 class StepLoss(NamedTuple):
