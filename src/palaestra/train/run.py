@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from safetensors import SafetensorError
 
-from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
+from palaestra.errors import CheckpointError, CollectorFailed, ConfigError, ExperienceError, NonFiniteError
 from palaestra.files.atomic import write_json
 from palaestra.files.checkpoint import Kind, list_checkpoints
 from palaestra.files.run_directory import Attempt, RunDirectory, start_attempt
@@ -86,6 +86,14 @@ class RunSchedule:
     """Whether to keep the checkpoint from before training."""
     evaluate_first: bool = False
     """Whether to evaluate before the first update of a new run."""
+
+
+def raise_if_complete(run: RunDirectory, *, key: str, total: int, done: int, unit: str = "steps") -> None:
+    """Raise `ConfigError` if a run that is to be resumed has reached `total`, the value of `trainer.<key>`."""
+    if done >= total:
+        reason = f"run {run.run_id} has taken {done} {unit} already"
+        remedy = f"Raise it to train on, for example trainer.{key}={2 * done}"
+        raise ConfigError(f"trainer.{key}", total, reason, remedy)
 
 
 class RunComponents(Protocol):

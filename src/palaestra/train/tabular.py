@@ -20,7 +20,7 @@ from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
 from palaestra.train.config import RunConfig
 from palaestra.train.evaluation import evaluate_during_training
-from palaestra.train.run import RunSchedule
+from palaestra.train.run import RunSchedule, raise_if_complete
 from palaestra.transport.weights import SharedWeights
 
 
@@ -77,11 +77,8 @@ class TabularTraining:
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Raise if the run is already complete, or if the checkpoint holds no table."""
-        steps, total = int(checkpoint.progress["steps"]), self.schedule.total
-        if steps >= total:
-            reason = f"run {run.run_id} has taken {steps} steps already"
-            remedy = f"Raise it to train on, for example trainer.total_timesteps={2 * steps}"
-            raise ConfigError("trainer.total_timesteps", total, reason, remedy)
+        steps = int(checkpoint.progress["steps"])
+        raise_if_complete(run, key="total_timesteps", total=self.schedule.total, done=steps)
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
 
     def evaluate(self) -> dict[str, float]:

@@ -37,7 +37,7 @@ from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
 from palaestra.train.config import RunConfig, make_algorithm
 from palaestra.train.evaluation import evaluate_during_training, make_env_and_policy
-from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
+from palaestra.train.run import RunComponents, RunSchedule, TrainingResult, raise_if_complete
 from palaestra.train.run import train as run
 from palaestra.train.tabular import TabularTraining
 from palaestra.transport.dataset_source import DatasetSource
@@ -160,15 +160,9 @@ class TransitionTraining:
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Raise if the run is already complete, or if the checkpoint belongs to another algorithm or policy."""
-        steps, total = int(checkpoint.progress["steps"]), self.schedule.total
-        if steps >= total:
-            key, unit = ("updates", "gradient steps") if self.config.is_offline else ("total_timesteps", "steps")
-            raise ConfigError(
-                f"trainer.{key}",
-                total,
-                f"run {run.run_id} has taken {steps} {unit} already",
-                f"Raise it to train on, for example trainer.{key}={2 * steps}",
-            )
+        steps = int(checkpoint.progress["steps"])
+        key, unit = ("updates", "gradient steps") if self.config.is_offline else ("total_timesteps", "steps")
+        raise_if_complete(run, key=key, total=self.schedule.total, done=steps, unit=unit)
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
         if isinstance(self.source, ReplaySource) and "replay" not in checkpoint.source.facts:
             text = "The checkpoint has no replay buffer (trainer.save_replay=false): the run starts with an empty one."

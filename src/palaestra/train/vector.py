@@ -20,7 +20,6 @@ from palaestra.actor.policy_actor import Compiled
 from palaestra.actor.synchronous import SynchronousSource
 from palaestra.env.make import EnvConfig
 from palaestra.env.vector import VectorEnv
-from palaestra.errors import ConfigError
 from palaestra.files.checkpoint import Kind
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.algorithm import RolloutAlgorithm
@@ -33,7 +32,7 @@ from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
 from palaestra.train.config import RunConfig, make_algorithm
 from palaestra.train.evaluation import evaluate_during_training, make_env_and_policy
-from palaestra.train.run import RunComponents, RunSchedule, TrainingResult, restore
+from palaestra.train.run import RunComponents, RunSchedule, TrainingResult, raise_if_complete, restore
 from palaestra.train.run import train as run
 from palaestra.train.transitions import train_transitions
 from palaestra.transport.weights import BoardPublisher, SharedWeights
@@ -165,14 +164,8 @@ class _VectorRun(VectorTraining):
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
         """Raise if the run is already complete, or if the checkpoint belongs to another policy."""
-        steps, total = int(checkpoint.progress["steps"]), self.schedule.total
-        if steps >= total:
-            raise ConfigError(
-                "trainer.total_timesteps",
-                total,
-                f"run {run.run_id} has taken {steps} steps already",
-                f"Raise it to train on, for example trainer.total_timesteps={2 * steps}",
-            )
+        steps = int(checkpoint.progress["steps"])
+        raise_if_complete(run, key="total_timesteps", total=self.schedule.total, done=steps)
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
 
     def evaluate(self) -> dict[str, float]:
