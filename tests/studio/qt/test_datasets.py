@@ -56,7 +56,7 @@ def test_only_whole_datasets_of_the_chosen_environment_can_be_chosen(driver):
     assert enabled_entries(driver) == {"": True, FITTING: True, DAMAGED: False, OTHER: False}
     box = dataset_editor(driver).input
     reason = box.itemData(box.findData(OTHER), Qt.ItemDataRole.ToolTipRole)
-    assert reason == "It is of Pendulum-v1"
+    assert reason == "Collected in Pendulum-v1"
     driver.studio.session.choose_environment("Pendulum-v1")
     driver.wait(lambda: enabled_entries(driver) == {"": True, OTHER: True, FITTING: False, DAMAGED: False})
 

@@ -148,7 +148,7 @@ class Intention:
 
 @dataclass(frozen=True)
 class BeliefSnapshot:
-    """The mind of an agent at one time."""
+    """Beliefs and intentions of an agent at one time."""
 
     seq: int
     time: float
@@ -200,7 +200,7 @@ class BeliefsModel(Revised):
 
     def _clear(self) -> None:
         self.next = ""
-        """Where the service continues."""
+        """Cursor from which the service continues."""
         self.is_complete = False
         """Whether the run has ended and everything has arrived."""
         self._snapshots: list[BeliefSnapshot] = []

@@ -115,7 +115,9 @@ class DatasetEditor(QWidget):
         fitting, others = model.for_environment(env_id)
         entries = [(_DATASET_NONE if not self.field.is_required else _DATASET_REQUIRED, "", "")]
         entries += [(one.dataset_id, one.dataset_id, model.problem(one)) for one in fitting]
-        entries += [(f"{one.dataset_id} ({one.env_id})", one.dataset_id, f"It is of {one.env_id}") for one in others]
+        entries += [
+            (f"{one.dataset_id} ({one.env_id})", one.dataset_id, f"Collected in {one.env_id}") for one in others
+        ]
         if text and all(text != value for _, value, _ in entries):
             entries.append((f"{text} (unknown)", text, ""))
         if entries != [self._entry(index) for index in range(self.input.count())]:
