@@ -73,7 +73,7 @@ class RunnerEnvironment:
         if reason:
             text = f"the environment {directory} does not exist and cannot be created: {reason}"
             remedy = (
-                "Connect to a package index (PIP_INDEX_URL), or name an interpreter that has spade-bdi with --python"
+                "Connect to a package index (PIP_INDEX_URL), or name an interpreter that has the packages with --python"
             )
             return [Finding("python", "refused", text, remedy)]
         text = f"the environment {directory} will be created when the run starts (about half a minute, 230 MB)"

@@ -29,7 +29,7 @@ def main(words: list[str]) -> int:
     reason = "" if is_ready(directory) else create(directory, requirements, prints_to_stderr)
     if reason:
         remedy = "Connect the machine to a package index (PIP_INDEX_URL), or give an interpreter with --python"
-        write(f"spade-bdi: the Python environment {directory} cannot be created: {reason}. {remedy}", prints_to_stderr)
+        write(f"the Python environment {directory} cannot be created: {reason}. {remedy}", prints_to_stderr)
         return FAILED
     python = os.path.join(directory, "bin", "python")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
@@ -71,7 +71,7 @@ def build(temporary: str, directory: str, requirements: str, prints_to_stderr: b
     began = time.monotonic()
     with open(requirements, encoding="utf-8") as file:
         pins = file.read().split()
-    report(f"creating {directory} with {len(pins)} packages; later runs use it at once", prints_to_stderr)
+    report(f"creating {directory} with {len(pins)} packages; later runs reuse it", prints_to_stderr)
     reason = run([sys.executable, "-m", "venv", temporary], prints_to_stderr)
     if reason:
         return f"{sys.executable} -m venv failed: {reason}"
