@@ -79,6 +79,22 @@ def test_a_warm_start_of_a_resumed_run_is_refused(palaestra, config):
     assert "a resumed run has the weights of its own checkpoint" in result.err
 
 
+def test_a_warm_start_takes_the_id_of_a_run(palaestra, config):
+    first = json.loads(palaestra("train", config, "trainer.total_timesteps=128", "--json").out)
+    second = palaestra("train", config, "trainer.total_timesteps=128", "--json", "--warm-start", first["run_id"])
+    assert second.code == 0, second.err
+    unknown = palaestra("train", config, "--warm-start", "nothing")
+    assert unknown.code == 2
+    assert "nothing" in unknown.err
+
+
+def test_a_resume_with_another_algorithm_is_refused(palaestra, config):
+    half = json.loads(palaestra("train", config, "trainer.total_timesteps=128", "--json").out)
+    result = palaestra("train", "--resume", half["run_id"], "algorithm.name=dqn")
+    assert result.code == 2
+    assert f"algorithm.name = 'dqn': run {half['run_id']} learns with ppo." in result.err
+
+
 def test_a_resume_goes_on_from_the_checkpoint_that_is_named(palaestra, config):
     whole = json.loads(palaestra("train", config, "--json").out)
     words = ["train", "--resume", whole["run_id"], "--json"]

@@ -50,7 +50,7 @@ def train_command(
     as_json: JsonOption = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Do not show progress.")] = False,
     warm_start: Annotated[
-        Path | None, typer.Option(metavar="CHECKPOINT", help="Start from the weights of this checkpoint.")
+        str | None, typer.Option(metavar="CHECKPOINT", help="Start from the weights of this checkpoint or run.")
     ] = None,
     into: Annotated[
         Path | None, typer.Option(metavar="RUN_DIR", help="Run directory that the run service prepared.", hidden=True)
@@ -71,7 +71,7 @@ def train_command(
         words.append("telemetry.progress=false")
 
     from palaestra.config.file import apply_overrides, read_config_file
-    from palaestra.files.run_directory import Attempt, RunDirectory
+    from palaestra.files.run_directory import Attempt, RunDirectory, find_checkpoint
 
     root = Home.default().runs
     run = RunDirectory.find(resume, root) if resume is not None else None
@@ -83,15 +83,15 @@ def train_command(
     else:
         assert run is not None
         data, given = run.read_config(), ""
+        _check_algorithm_override(data, words, run.run_id)
     data = _apply_options(apply_overrides(data, words), num_steps, cluster_host)
     if check:
         _print_check(data, seed)
         return
     start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
     prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
-    result = _train(
-        data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=warm_start
-    )
+    weights = find_checkpoint(warm_start, root) if warm_start is not None else None
+    result = _train(data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=weights)
     _print_result(result, as_json)
     if result.interrupted:
         raise typer.Exit(130)
@@ -109,7 +109,7 @@ def _split_config_and_overrides(words: list[str], configs: list[Path]) -> tuple[
     return next(iter(configs), None), words
 
 
-def _check_options(path: Path | None, resume: str | None, checkpoint: str | None, warm_start: Path | None) -> None:
+def _check_options(path: Path | None, resume: str | None, checkpoint: str | None, warm_start: str | None) -> None:
     """Refuse options that contradict each other."""
     if path is None and resume is None:
         remedy = "Try: palaestra train configs/ppo/cartpole.yaml"
@@ -118,7 +118,17 @@ def _check_options(path: Path | None, resume: str | None, checkpoint: str | None
         raise ConfigError("--checkpoint", checkpoint, "requires --resume", "Add --resume RUN, or use --warm-start")
     if warm_start is not None and resume is not None:
         reason = "a resumed run has the weights of its own checkpoint"
-        raise ConfigError("--warm-start", str(warm_start), reason, "Leave it out, or start a new run without --resume")
+        raise ConfigError("--warm-start", warm_start, reason, "Leave it out, or start a new run without --resume")
+
+
+def _check_algorithm_override(data: dict[str, Any], words: list[str], run_id: str) -> None:
+    """Refuse another algorithm for a resumed run, before its settings are taken for those of the other one."""
+    algorithm = data.get("algorithm")
+    own = algorithm.get("name") if isinstance(algorithm, dict) else None
+    given = [word.partition("=")[2] for word in words if word.startswith("algorithm.name=")]
+    if given and given[-1] != own:
+        remedy = "Leave it out, or start a new run with a configuration"
+        raise ConfigError("algorithm.name", given[-1], f"run {run_id} learns with {own}", remedy)
 
 
 def _apply_options(data: dict[str, Any], num_steps: int | None, cluster_host: str | None) -> dict[str, Any]:
