@@ -214,7 +214,7 @@ def test_half_precision_is_refused_where_updates_go_through_autograd():
 
 
 def test_an_evaluation_ends_in_an_environment_without_a_time_limit(monkeypatch):
-    monkeypatch.setattr("palaestra.train.evaluation.EVAL_LIMIT", 30)
+    monkeypatch.setattr("palaestra.env.make.EPISODE_LIMIT", 30)
     sections = {"env": {"id": "CliffWalking-v1"}, "trainer": {"eval_episodes": 2}}
     training = build_transition_training(_config(**sections))
     for parameter in training.policy.parameters():

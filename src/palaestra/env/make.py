@@ -52,6 +52,11 @@ _MAX_AUTO_WORKERS = 32
 """Most processes started unless `num_workers` asks for more; each takes about 60 MB and a second to start."""
 
 
+EPISODE_LIMIT = 30_000
+"""Steps after which evaluations and collections cut off an episode of an environment without a time limit. A policy
+that walks into a wall would otherwise never end it. An episode of Atari has at most 27,000."""
+
+
 class EnvConfig(Section):
     """The environment, the number of copies, and how they are stepped."""
 
@@ -122,6 +127,14 @@ class KnownEnvironment:
 def base_env_id(env_id: str) -> str:
     """The id of the registered environment that a compiled one copies; any other id unchanged."""
     return env_id.removeprefix("compiled/") if env_id in COMPILED else env_id
+
+
+def with_time_limit(config: EnvConfig) -> EnvConfig:
+    """The configuration, with `EPISODE_LIMIT` if neither it nor the registered environment has a time limit."""
+    spec = gymnasium.registry.get(config.id.partition(":")[2] or config.id)
+    if config.max_episode_steps is not None or spec is None or spec.max_episode_steps is not None:
+        return config
+    return config.model_copy(update={"max_episode_steps": EPISODE_LIMIT})
 
 
 def make_env(config: EnvConfig) -> VectorEnv:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import gymnasium
 import torch
 from torch import nn
 
-from palaestra.env.make import EnvConfig, make_env
+from palaestra.env.make import EnvConfig, make_env, with_time_limit
 from palaestra.env.vector import VectorEnv
 from palaestra.evaluation.play import Evaluation, evaluate
 from palaestra.learner.checkpoint import load_checkpoint
@@ -20,10 +19,6 @@ from palaestra.train.config import RunConfig, config_from
 
 EVAL_SEED = 1_000_003
 """Added to the run's seed for evaluation, so that it uses other episodes than training."""
-
-EVAL_LIMIT = 30_000
-"""Steps after which an episode of an evaluation is cut off in an environment without a time limit. A policy that walks
-into a wall would otherwise never end it. An episode of Atari has at most 27,000."""
 
 
 def make_policy(config: RunConfig, env: VectorEnv, device: torch.device, *, pretrained: bool) -> nn.Module:
@@ -52,12 +47,8 @@ def make_env_and_policy(config: RunConfig, *, pretrained: bool = True) -> tuple[
 
 def evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:
     """The configuration of the environments of an evaluation; its episodes have a time limit in any case."""
-    limit, name = config.env.max_episode_steps, config.env.id
-    spec = gymnasium.registry.get(name.partition(":")[2] or name)
-    if limit is None and spec is not None and spec.max_episode_steps is None:
-        limit = EVAL_LIMIT
-    update = {"num_envs": min(episodes, 10), "vectorization": "in_process", "max_episode_steps": limit}
-    return config.env.model_copy(update=update)
+    update = {"num_envs": min(episodes, 10), "vectorization": "in_process"}
+    return with_time_limit(config.env).model_copy(update=update)
 
 
 def evaluate_during_training(config: RunConfig, policy: nn.Module) -> dict[str, float]:

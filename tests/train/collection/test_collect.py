@@ -8,7 +8,7 @@ from palaestra.env.make import EnvConfig, make_env
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 from palaestra.train.collection.behaviours import NoisyBehaviour, RandomBehaviour, ScriptedBehaviour
-from palaestra.train.collection.collect import Amount, collect_episodes, random_score
+from palaestra.train.collection.collect import Amount, collect_episodes, collection_config, random_score
 from palaestra.train.collection.create import CollectionPlan, collect_dataset
 
 
@@ -193,3 +193,15 @@ def test_a_share_of_the_data_comes_from_a_random_policy(tmp_path):
     assert (len(actions), actions[100:].any()) == (400, False)
     assert 30 < actions[:100].sum() < 70
     assert dataset.about["random_share"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("env", "limit"),
+    [
+        ({"id": "CliffWalking-v1"}, 30_000),
+        ({"id": "CliffWalking-v1", "max_episode_steps": 7}, 7),
+        ({"id": "CartPole-v1"}, None),
+    ],
+)
+def test_episodes_of_an_environment_without_a_time_limit_are_cut_off(env, limit):
+    assert collection_config(EnvConfig(**env), Amount(episodes=2)).max_episode_steps == limit

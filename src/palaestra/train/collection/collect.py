@@ -14,7 +14,7 @@ import numpy as np
 
 from palaestra import __version__
 from palaestra.env.factory import EnvFactory
-from palaestra.env.make import EnvConfig, base_env_id
+from palaestra.env.make import EnvConfig, base_env_id, with_time_limit
 from palaestra.env.spaces import ActionLayout, allocate_row
 from palaestra.env.vector import Array, Observation, VectorEnv
 from palaestra.errors import ConfigError
@@ -59,9 +59,10 @@ class Amount:
 
 
 def collection_config(env: EnvConfig, amount: Amount, num_envs: int = NUM_ENVS) -> EnvConfig:
-    """The configuration of the environments of a collection."""
+    """The configuration of the environments of a collection; their episodes have a time limit in any case."""
     count = min(num_envs, amount.steps or amount.episodes or 1)
-    return env.model_copy(update={"num_envs": count, "vectorization": "auto", "action_chunk": 1})
+    update = {"num_envs": count, "vectorization": "auto", "action_chunk": 1}
+    return with_time_limit(env).model_copy(update=update)
 
 
 def describe_collection(dataset_id: str, env: EnvConfig, vector: VectorEnv, **about: Any) -> DatasetFacts:
