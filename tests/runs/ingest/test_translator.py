@@ -253,7 +253,7 @@ def test_an_archive_that_lost_its_end_is_grown_back_and_the_series_with_it(attem
 
 
 def test_a_format_that_does_not_exist_is_refused_with_those_that_do(attempt):
-    with pytest.raises(ConfigError, match="events, sb3, cleanrl, none"):
+    with pytest.raises(ConfigError, match="events, corl, sb3, cleanrl, none"):
         Translator(attempt, (StdoutLines("klingon"),))
 
 
