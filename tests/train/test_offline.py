@@ -130,9 +130,10 @@ def test_eval_prints_the_normalised_score_of_a_checkpoint_that_knows_its_dataset
     assert f"normalised score {report['normalized_score']:.1f}" in palaestra("eval", "run", "--episodes", 2)[1]
 
 
-def test_an_offline_run_that_was_interrupted_ends_with_the_same_weights():
+@pytest.mark.parametrize("algorithm", ["bc", "iql", "td3_bc"])
+def test_an_offline_run_that_was_interrupted_ends_with_the_same_weights(algorithm):
     _create("pendulum/random-v0", "Pendulum-v1")
-    config = _config("iql", env={"normalize_observation": True}, trainer={"keep_checkpoints": 9})
+    config = _config(algorithm, env={"normalize_observation": True}, trainer={"keep_checkpoints": 9})
     whole = _train(config, "run")
     middle = sorted((Home.default().runs / "run").rglob("update_00000004"))[0]
     run = RunDirectory.find("run", Home.default().runs)

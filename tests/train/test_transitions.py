@@ -44,9 +44,18 @@ def _tensors(path):
     return {(name, key): tensor for name in names for key, tensor in load_file(path / name).items()}
 
 
-@pytest.mark.parametrize("settings", [{}, {"prioritized": True, "double": True}])
-def test_a_run_that_was_interrupted_ends_with_the_weights_of_one_that_was_not(tmp_path, settings):
-    config = _config(algorithm=settings)
+@pytest.mark.parametrize(
+    ("env", "settings"),
+    [
+        ("CartPole-v1", {}),
+        ("CartPole-v1", {"prioritized": True, "double": True}),
+        ("Pendulum-v1", {"name": "sac"}),
+        ("Pendulum-v1", {"name": "sac", "precision": "bfloat16"}),
+    ],
+    ids=["dqn", "dqn-prioritized", "sac", "sac-bfloat16"],
+)
+def test_a_run_that_was_interrupted_ends_with_the_weights_of_one_that_was_not(tmp_path, env, settings):
+    config = _config(env={"id": env}, algorithm=settings, policy={"hidden": [64, 64]})
     whole = train(config, root=tmp_path, run_id="whole")
     middle = sorted((tmp_path / "whole").rglob("update_00000020"))[0]
     resumed = train(
