@@ -8,7 +8,7 @@ export PYTHONHASHSEED  ?= 0
 QT_LIBRARIES := libegl1 libgl1 libx11-6 libxkbcommon0 libfontconfig1 libfreetype6 libglib2.0-0 libdbus-1-3 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs bench-studio soak screenshots docs clean
+.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs bench-studio bench-offline soak screenshots docs clean
 
 help:           ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -77,6 +77,13 @@ bench-runs: setup   ## benchmark the run service under load
 
 bench-studio: setup desktop  ## benchmark the desktop studio: frames, reaction, start, memory (half an hour)
 	$(BIN)/python -m benchmarks.studio
+
+bench-offline: setup  ## compare learning from data and plans with CORL (checkout in PALAESTRA_CORL) and SB3 (hours)
+	$(BIN)/python -m benchmarks.medium_datasets
+	$(BIN)/python -m benchmarks.offline --checkout $(PALAESTRA_CORL) --updates 5000 --seeds 1 2 3 4 5 6 7 8 9 10 \
+	  --datasets pendulum/medium-v0 lander/medium-v0 halfcheetah/medium-v0
+	$(BIN)/python -m benchmarks.off_policy --seeds 11 12 13 14 15 16 17 18 19 20
+	$(BIN)/python -m benchmarks.bdi
 
 soak: setup browser ## play 5,000 UI episodes while killing browsers and servers (half an hour)
 	$(BIN)/python -m benchmarks.session_soak
