@@ -191,7 +191,7 @@ def test_a_device_beyond_the_leased_gpus_is_refused_before_the_run_is_queued(run
 def test_a_run_that_learns_from_a_dataset_alone_reports_no_episodes(runner, paths, machine, corl_home):
     config = {"algorithm": {"name": "bc"}, "dataset": {"id": DATASET}, "trainer": {"updates": 100}}
     offline = runner.plan(RunSpec(config=config), paths, machine)
-    tuned = {"algorithm": {"name": "td3_bc"}, "dataset": {"id": DATASET}, "trainer": {"total_timesteps": 100}}
+    tuned = {"algorithm": {"name": "td3_bc"}, "dataset": {"id": DATASET}, "trainer": {"total_timesteps": 2_000}}
     online = runner.plan(RunSpec(config=tuned), paths, machine)
 
     assert (offline.has_episodes, online.has_episodes) == (False, True)
