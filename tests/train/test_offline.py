@@ -143,6 +143,13 @@ def test_an_offline_run_that_was_interrupted_ends_with_the_same_weights(algorith
     assert not [key for key, tensor in expected.items() if not torch.equal(tensor, actual[key])]
 
 
+def test_the_schedule_of_an_update_begins_where_the_update_before_it_ended():
+    _create("pendulum/random-v0", "Pendulum-v1")
+    algorithm = {"learning_rate": 0.5, "learning_rate_schedule": "linear"}
+    _train(_config("bc", algorithm=algorithm, trainer={"updates": 10, "log_interval": 1}), "run")
+    assert [metrics["learning_rate"] for metrics in _metrics("run")] == [0.5, 0.25]
+
+
 def test_the_normaliser_has_the_statistics_of_the_dataset():
     _create("pendulum/random-v0", "Pendulum-v1")
     training = build_transition_training(_config("td3_bc", env={"normalize_observation": True}))

@@ -299,7 +299,10 @@ def _check_transitions(config: RunConfig) -> None:
     for key in ("normalize_reward", "normalize_observation"):
         if getattr(config.env, key) and (key == "normalize_reward" or config.dataset is None):
             reason = "a replay buffer keeps what was recorded under other statistics"
-            raise ConfigError(f"env.{key}", True, reason, "Leave it out")
+            remedy = "Leave it out"
+            if key == "normalize_observation":
+                remedy += ", or name the dataset whose statistics are used, also for fine-tuning: dataset.id=NAME"
+            raise ConfigError(f"env.{key}", True, reason, remedy)
     if config.env.action_chunk > 1:
         raise ConfigError("env.action_chunk", config.env.action_chunk, f"{name} takes one action per step")
     _check_length(config, algorithm)
@@ -346,6 +349,10 @@ def _check_replay(config: RunConfig) -> None:
         if size < least:
             remedy = f"Raise it, or lower {place}"
             raise ConfigError("algorithm.buffer_size", size, f"is smaller than {place} ({least:,})", remedy)
+    if config.dataset is not None and config.dataset.mix and settings.get("prioritized"):
+        reason = "a dataset has no priorities, so a mixed minibatch cannot be weighted"
+        remedy = "Leave it out and copy the dataset into the replay buffer: dataset.prefill=true"
+        raise ConfigError("dataset.mix", config.dataset.mix, f"algorithm.prioritized is on, and {reason}", remedy)
     prefilled = config.dataset is not None and config.dataset.prefill
     if starts > total and not prefilled:
         reason = f"the run ends after {total:,} steps, before the first update"

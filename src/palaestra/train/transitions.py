@@ -121,8 +121,10 @@ class TransitionTraining:
         """Whether the planned number of steps was taken."""
         return self.source.progress.steps >= self.schedule.total
 
-    def _progress(self) -> float:
-        return min(1.0, self.source.progress.steps / self.schedule.total)
+    def _progress(self, gradient_steps: int) -> float:
+        """Share of the training before an update. The source has counted its batch: offline, the gradient steps."""
+        done = self.source.progress.steps - (gradient_steps if self.config.is_offline else 0)
+        return min(1.0, max(0, done) / self.schedule.total)
 
     def _is_in_offline_phase(self) -> bool:
         return isinstance(self.source, ReplaySource) and self.source.is_offline

@@ -1,9 +1,9 @@
 """`TransitionLearner`: improves a policy from transitions with any `TransitionAlgorithm`.
 
 One `update` consumes `[G, B]` transitions: G gradient steps on minibatches of B. The learner owns the optimiser, the
-target network, the noise of the losses and the version. An update that produces a non-finite number, or is
-interrupted, restores all of them. `_run_steps` is the reference; an algorithm may provide the same arithmetic without
-autograd (`compiled_update`).
+target network, the noise of the losses and the version. An update that fails with a non-finite number, or because the
+collector failed, restores all of them. `_run_steps` is the reference; an algorithm may provide the same arithmetic
+without autograd (`compiled_update`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class TransitionLearner:
         *,
         seed: int = 0,
         compiled: bool = True,
-        progress: Callable[[], float] = lambda: 0.0,
+        progress: Callable[[int], float] = lambda gradient_steps: 0.0,
     ) -> None:
-        """`progress` returns the share of the training that is done, for schedules."""
+        """`progress` returns the share of the training before an update of so many gradient steps, for schedules."""
         self.policy, self.algorithm = policy, algorithm
         self.version = 0
         self.gradient_steps = 0
@@ -65,7 +65,7 @@ class TransitionLearner:
             raise ExperienceError("update: the policy's parameters were replaced. Build a new learner for it.")
         noise_state, undo = self._noise.bit_generator.state, self._undo_point()
         batch = self._add_noise(experience)
-        progress = self._progress()
+        progress = self._progress(batch.shape[0])
         rates = dict.fromkeys(self.flat.groups, self.algorithm.learning_rate(progress))
         rates |= self.algorithm.learning_rates(progress)
         try:
