@@ -42,32 +42,32 @@ def train_dqn(data, net, target, sizes, activation, double, dueling, settings, w
     `first` and `adam_steps`: gradient steps before this call. `sums`: loss, value and gradient norm, added up.
     `errors[G, B]` receives the differences of values and targets.
     """
-    observation, action, reward, following, continues, weight = data
+    observation, action, reward, next_observation, continues, weight = data
     params, moment_1, moment_2, grads = net
     discount, rate, eps, limit, share, interval = settings
-    hidden, d_hidden, out, next_out, own_out, d_out, scratch = work
+    hidden, d_hidden, out, next_out, online_out, d_out, scratch = work
     steps, rows = reward.shape
     k = out.shape[1] - 1 if dueling else out.shape[1]
     for g in range(steps):
-        forward_mlp(following[g], target, sizes, activation, hidden, next_out, scratch)
+        forward_mlp(next_observation[g], target, sizes, activation, hidden, next_out, scratch)
         if dueling:
             _combine_dueling(next_out)
         if double:
-            forward_mlp(following[g], params, sizes, activation, hidden, own_out, scratch)
+            forward_mlp(next_observation[g], params, sizes, activation, hidden, online_out, scratch)
             if dueling:
-                _combine_dueling(own_out)
+                _combine_dueling(online_out)
         forward_mlp(observation[g], params, sizes, activation, hidden, out, scratch)
         if dueling:
             _combine_dueling(out)
         d_out[:] = np.float32(0.0)
         loss, value = np.float32(0.0), np.float32(0.0)
         for r in range(rows):
-            best = _largest(own_out[r] if double else next_out[r], k)
-            wanted = reward[g, r] + discount * next_out[r, best] * continues[g, r]
-            chosen = out[r, action[g, r]]
-            error = chosen - wanted
+            best = _largest(online_out[r] if double else next_out[r], k)
+            td_target = reward[g, r] + discount * next_out[r, best] * continues[g, r]
+            q_taken = out[r, action[g, r]]
+            error = q_taken - td_target
             errors[g, r] = error
-            value += chosen
+            value += q_taken
             size = abs(error)
             if not size < np.inf:
                 return g

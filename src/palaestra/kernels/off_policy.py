@@ -14,7 +14,9 @@ from palaestra.kernels.compile import compile_kernel
 
 _LOG_SQRT_2PI = np.float32(0.5 * math.log(2.0 * math.pi))
 _LOG_2 = np.float32(math.log(2.0))
-_MIN, _MAX = np.float32(-20.0), np.float32(2.0)
+MAX_ADVANTAGE_WEIGHT = 100.0
+"""Largest weight of a sample in the regression of IQL."""
+_MIN, _MAX = np.float32(-20.0), np.float32(2.0)  # LOG_STD_MIN and LOG_STD_MAX of the distributions
 
 
 @compile_kernel
@@ -35,20 +37,20 @@ def adam_polyak(params, grads, first, second, target, rate, scale, eps, step, ta
 
 
 @compile_kernel
-def soft_targets(one, other, log_prob, alpha, reward, terminated, gamma, wanted):
+def td_targets(q1, q2, log_prob, alpha, reward, terminated, gamma, td_target):
     """`reward + gamma * (smaller value - alpha * log_prob)`, and the reward alone after termination."""
     for r in range(reward.shape[0]):
-        future = min(one[r, 0], other[r, 0]) - alpha * log_prob[r]
-        wanted[r] = reward[r] if terminated[r] else reward[r] + gamma * future
+        future = min(q1[r, 0], q2[r, 0]) - alpha * log_prob[r]
+        td_target[r] = reward[r] if terminated[r] else reward[r] + gamma * future
 
 
 @compile_kernel
-def squared_head(values, wanted, factor, d_values):
-    """`d_values = factor * (values - wanted)`; returns the mean squared error and the mean value."""
-    n = wanted.shape[0]
+def squared_head(values, target, factor, d_values):
+    """`d_values = factor * (values - target)`; returns the mean squared error and the mean value."""
+    n = target.shape[0]
     loss, total = 0.0, 0.0
     for r in range(n):
-        e = values[r, 0] - wanted[r]
+        e = values[r, 0] - target[r]
         d_values[r, 0] = factor * e
         loss += e * e
         total += values[r, 0]
@@ -56,14 +58,14 @@ def squared_head(values, wanted, factor, d_values):
 
 
 @compile_kernel
-def chosen_squared_head(values, action, wanted, factor, d_values):
+def taken_squared_head(values, action, target, factor, d_values):
     """`squared_head` for one value per discrete action."""
-    n = wanted.shape[0]
+    n = target.shape[0]
     loss, total = 0.0, 0.0
     for r in range(n):
         for j in range(values.shape[1]):
             d_values[r, j] = np.float32(0.0)
-        e = values[r, action[r]] - wanted[r]
+        e = values[r, action[r]] - target[r]
         d_values[r, action[r]] = factor * e
         loss += e * e
         total += values[r, action[r]]
@@ -71,15 +73,15 @@ def chosen_squared_head(values, action, wanted, factor, d_values):
 
 
 @compile_kernel
-def smaller_head(one, other, factor, d_one, d_other):
+def min_q_head(q1, q2, factor, d_q1, d_q2):
     """Gradient `factor` to the smaller of two values; returns the mean of the smaller ones."""
-    n = one.shape[0]
+    n = q1.shape[0]
     total = 0.0
     for r in range(n):
-        first = one[r, 0] <= other[r, 0]
-        d_one[r, 0] = factor if first else np.float32(0.0)
-        d_other[r, 0] = np.float32(0.0) if first else factor
-        total += one[r, 0] if first else other[r, 0]
+        first = q1[r, 0] <= q2[r, 0]
+        d_q1[r, 0] = factor if first else np.float32(0.0)
+        d_q2[r, 0] = np.float32(0.0) if first else factor
+        total += q1[r, 0] if first else q2[r, 0]
     return total / n
 
 
@@ -169,13 +171,13 @@ def imitation_gradient(pairs, offset, action, d_action, weight, d_out):
 
 
 @compile_kernel
-def expectile_head(value, wanted, expectile, d_value, advantage):
+def expectile_head(value, target, expectile, d_value, advantage):
     """Gradient of the mean asymmetric squared error of values; returns the mean loss and the mean advantage."""
-    n = wanted.shape[0]
+    n = target.shape[0]
     share = np.float32(2.0) / np.float32(n)
     loss, total = 0.0, 0.0
     for r in range(n):
-        a = wanted[r] - value[r, 0]
+        a = target[r] - value[r, 0]
         side = np.float32(1.0) - expectile if a < 0 else expectile
         d_value[r, 0] = -share * side * a
         advantage[r] = a
@@ -185,10 +187,10 @@ def expectile_head(value, wanted, expectile, d_value, advantage):
 
 
 @compile_kernel
-def regression_weights(advantage, beta, most, weight):
-    """`min(exp(beta * advantage), most)`."""
+def regression_weights(advantage, beta, limit, weight):
+    """`min(exp(beta * advantage), limit)`."""
     for r in range(advantage.shape[0]):
-        weight[r] = min(np.exp(beta * advantage[r]), most)
+        weight[r] = min(np.exp(beta * advantage[r]), limit)
 
 
 @compile_kernel

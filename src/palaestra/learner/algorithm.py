@@ -7,6 +7,7 @@ environment, queue or file, and never modifies the rollout it receives.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self, TypeVar
 
@@ -178,4 +179,6 @@ class RolloutAlgorithm:
 def schedule_factor(schedule: str, progress: float) -> float:
     """The factor of a scheduled number after a share `progress` of the training."""
     # Above 0, so that a run extended past its planned length does not divide by an interval of 0.
-    return max(1.0 - progress, 1e-6) if schedule == "linear" else 1.0
+    if schedule == "linear":
+        return max(1.0 - progress, 1e-6)
+    return max(0.5 * (1.0 + math.cos(math.pi * progress)), 1e-6) if schedule == "cosine" else 1.0

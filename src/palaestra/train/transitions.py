@@ -30,7 +30,6 @@ from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.transitions.learner import TransitionLearner
 from palaestra.policy.compiled import device_notices
 from palaestra.policy.off_policy import TransitionPolicy
-from palaestra.policy.off_policy.fused import why_not_fused
 from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.policy.tabular import TabularPolicy
 from palaestra.processes.threads import limit_threads
@@ -57,12 +56,12 @@ class TransitionTraining:
         self.policy: Any = policy
         check_spaces(policy, env)
         algorithm, t = make_algorithm(config.algorithm, "transitions"), config.trainer
-        reason = why_not_fused(policy) if t.compiled == "on" else None
+        reason = algorithm.why_not_compiled(policy) if t.compiled == "on" else None
         if reason is not None:
             remedy = "Use 'auto' to learn through autograd"
             raise ConfigError("trainer.compiled", "on", f"this policy cannot learn compiled: {reason}", remedy)
         if algorithm.config.precision != "float32":
-            why = "trainer.compiled is off" if t.compiled == "off" else why_not_fused(policy)
+            why = "trainer.compiled is off" if t.compiled == "off" else algorithm.why_not_compiled(policy)
             if why is not None:
                 reason = f"updates through autograd are in float32 ({why})"
                 raise ConfigError("algorithm.precision", algorithm.config.precision, reason, "Leave it out")

@@ -103,6 +103,21 @@ def test_a_gradient_that_is_not_finite_restores_weights_and_optimiser(name, acti
     assert all(torch.equal(after.tensors[key], tensor) for key, tensor in state.tensors.items())
 
 
+@pytest.mark.parametrize(("name", "actions"), [(name, actions) for name, actions, _ in CASES[::2]])
+def test_a_subclass_trains_by_its_own_losses(name, actions):
+    class Scaled(ALGORITHMS["transitions"][name]):
+        def losses(self, policy, target, batch, step):
+            for loss in super().losses(policy, target, batch, step):
+                yield loss._replace(loss=0.0 * loss.loss)
+
+    learner = _learner(name, actions, {}, True)
+    learner.algorithm = Scaled(learner.algorithm.config)
+    before = learner.flat.vector.clone()
+    learner.update(random_batch(learner.policy))
+    assert torch.equal(learner.flat.vector, before)
+    assert learner.algorithm.why_not_compiled(learner.policy) == "Scaled has no update without autograd"
+
+
 # ---------------------------------------------------------------------- low precision
 
 

@@ -6,8 +6,7 @@ buffer or file.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field, field_validator
@@ -17,6 +16,8 @@ from palaestra.config import Section, parse_section
 from palaestra.errors import ConfigError, NonFiniteError
 from palaestra.experience.replay import TransitionBatch
 from palaestra.learner.adam import Adam
+from palaestra.learner.algorithm import schedule_factor
+from palaestra.policy.off_policy.fused import why_not_fused
 
 
 class TransitionConfig(Section):
@@ -39,7 +40,7 @@ class TransitionConfig(Section):
     gradient_steps: int = Field(default=1, ge=-1)
     """Gradient steps per update; -1: as many as environment steps since the last update."""
     target_tau: float = Field(default=0.005, gt=0, le=1)
-    """Share by which the target network moves towards the trained one. 1: a copy."""
+    """Polyak coefficient of the target network (1: copy the weights)."""
     target_interval: int = Field(default=1, ge=1)
     """Gradient steps between two moves of the target network."""
     max_grad_norm: float | None = Field(default=None, gt=0)
@@ -96,6 +97,8 @@ class TransitionAlgorithm:
     """Standard normal vectors of the action's size per transition, in `batch["noise"][:, i]`."""
     offline_only: ClassVar[bool] = False
     """Whether it cannot learn from its own steps in an environment."""
+    update_class: ClassVar[Callable[..., TransitionUpdate] | None] = None
+    """The update that `losses` defines, without autograd. A subclass does not inherit it."""
     config: Any
 
     def __init__(self, config: TransitionConfig | None = None, **settings: Any) -> None:
@@ -140,9 +143,18 @@ class TransitionAlgorithm:
         """Step size of each group after a share `progress` of the training; groups left out use `learning_rate`."""
         return {}
 
+    def why_not_compiled(self, policy: Any) -> str | None:
+        """Why the policy is trained through autograd; None if there is an update without it."""
+        # Not inherited: the losses of a subclass may be other ones.
+        if type(self).__dict__.get("update_class") is None:
+            return f"{type(self).__name__} has no update without autograd"
+        return why_not_fused(policy)
+
     def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
         """The same update without autograd; None if there is none for this policy."""
-        return None
+        if self.update_class is None or self.why_not_compiled(policy) is not None:
+            return None
+        return self.update_class(self.config, self.target_groups, policy, target, adam)
 
     def extra_metrics(self, policy: Any) -> dict[str, float]:
         """Further metrics after an update."""
@@ -150,15 +162,8 @@ class TransitionAlgorithm:
 
     def learning_rate(self, progress: float) -> float:
         """Step size after a share `progress` (0 to 1) of the training."""
-        rate: float = self.config.learning_rate * decay(self.config.learning_rate_schedule, progress)
+        rate: float = self.config.learning_rate * schedule_factor(self.config.learning_rate_schedule, progress)
         return rate
-
-
-def decay(schedule: str, progress: float) -> float:
-    """The factor of a scheduled learning rate after a share `progress` of the training."""
-    if schedule == "linear":
-        return max(1.0 - progress, 1e-6)
-    return max(0.5 * (1.0 + math.cos(math.pi * progress)), 1e-6) if schedule == "cosine" else 1.0
 
 
 def non_finite_gradient(group: str, step: int) -> NonFiniteError:

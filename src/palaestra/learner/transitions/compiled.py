@@ -22,7 +22,7 @@ F32 = np.float32
 class CompiledDQN:
     """Working memory and settings of one policy under one `DQNConfig`."""
 
-    def __init__(self, policy: Any, target: Any, adam: Adam, config: Any) -> None:
+    def __init__(self, config: Any, target_groups: tuple[str, ...], policy: Any, target: Any, adam: Adam) -> None:
         self._policy, self._target, self._adam, self._config = policy, target, adam, config
         self._flat, self._target_flat = adam.flat, FlatParameters.of(target)
         flat = (adam.flat.vector, adam.first, adam.second, adam.flat.gradient)

@@ -13,10 +13,8 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from palaestra.learner.adam import Adam
-from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig, TransitionUpdate
+from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig
 from palaestra.learner.transitions.compiled import CompiledDQN
-from palaestra.policy.off_policy.fused import why_not_fused
 
 
 class DQNConfig(TransitionConfig):
@@ -31,7 +29,7 @@ class DQNConfig(TransitionConfig):
     train_freq: int = Field(default=4, ge=1)
     """Steps of every environment between two updates."""
     target_tau: float = Field(default=1.0, gt=0, le=1)
-    """Share by which the target network moves towards the trained one. 1: a copy."""
+    """Polyak coefficient of the target network (1: copy the weights)."""
     target_interval: int = Field(default=2_500, ge=1)
     """Gradient steps between two moves of the target network."""
     max_grad_norm: float | None = Field(default=10.0, gt=0)
@@ -59,28 +57,29 @@ class DQN(TransitionAlgorithm):
 
     config_class = DQNConfig
     policy = "q_network"
+    update_class = CompiledDQN
 
     def losses(self, policy: Any, target: Any, batch: Mapping[str, Any], step: int) -> Iterator[StepLoss]:
         """Huber loss of the temporal-difference error."""
         values = policy.q_values(batch["observation"])
-        chosen = values.gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
-        wanted = self.targets(policy, target, batch)
-        loss = nn.functional.smooth_l1_loss(chosen, wanted, reduction="none")
+        q_taken = values.gather(-1, batch["action"].unsqueeze(-1)).squeeze(-1)
+        td_target = self.targets(policy, target, batch)
+        loss = nn.functional.smooth_l1_loss(q_taken, td_target, reduction="none")
         if "weight" in batch:
             loss = loss * batch["weight"]
-        error = (chosen - wanted).detach()
-        metrics = {"value_loss": loss.mean().detach(), "q_mean": chosen.mean().detach()}
+        error = (q_taken - td_target).detach()
+        metrics = {"value_loss": loss.mean().detach(), "q_mean": q_taken.mean().detach()}
         yield StepLoss("critic", loss.mean(), metrics, error)
 
     @torch.no_grad()
     def targets(self, policy: Any, target: Any, batch: Mapping[str, Any]) -> Tensor:
         """Reward plus the discounted value of the next observation, which is 0 after termination."""
-        following = target.q_values(batch["next_observation"])
+        next_values = target.q_values(batch["next_observation"])
         if self.config.double:
             best = policy.q_values(batch["next_observation"]).argmax(-1, keepdim=True)
-            future = following.gather(-1, best).squeeze(-1)
+            future = next_values.gather(-1, best).squeeze(-1)
         else:
-            future = following.max(-1).values
+            future = next_values.max(-1).values
         result: Tensor = batch["reward"] + self.config.gamma * future * (~batch["terminated"])
         return result
 
@@ -100,7 +99,3 @@ class DQN(TransitionAlgorithm):
         """Rises to 1 at the end of training."""
         beta: float = self.config.priority_beta
         return beta + min(1.0, progress) * (1.0 - beta)
-
-    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
-        """The same update in one kernel."""
-        return None if why_not_fused(policy) else CompiledDQN(policy, target, adam, self.config)

@@ -31,31 +31,25 @@ class Rows(NamedTuple):
     """The transitions of one gradient step."""
 
     observation: Tensor
-    following: Tensor
+    next_observation: Tensor
     action: NDArray[Any]
     reward: Floats
     terminated: NDArray[np.bool_]
     noise: Floats | None
-    weight: Floats | None
 
 
-class _Twins:
+class _TwinCritics:
     """Two critics of pairs of observation and action."""
 
-    def __init__(self, one: FusedMLP, other: FusedMLP) -> None:
-        self.one, self.other = one, other
+    def __init__(self, first: FusedMLP, second: FusedMLP) -> None:
+        self.first, self.second = first, second
 
     def forward(self, x: Tensor) -> tuple[Floats, Floats]:
-        return self.one.forward(x), self.other.forward(x)
+        return self.first.forward(x), self.second.forward(x)
 
     def backward(self, x: Tensor) -> None:
-        self.one.backward(x)
-        self.other.backward(x)
-
-    def mean_error(self, factor: np.float32) -> Floats:
-        """Mean absolute error `[B]`, from the gradients `factor * error` at the outputs."""
-        both = np.abs(self.one.d_values) + np.abs(self.other.d_values)
-        return np.asarray(both.sum(1) / (2.0 * factor), F32)
+        self.first.backward(x)
+        self.second.backward(x)
 
 
 class _Pairs:
@@ -87,16 +81,15 @@ class FusedUpdate:
         self._gradients = {group: self._flat.gradient[part] for group, part in self._flat.groups.items()}
         self._networks: dict[str, list[FusedMLP]] = {}
         self.batch_size = 0
-        self.wants_errors = False
-        """Whether a prioritised buffer needs the errors of this batch."""
         self.means = RunningMeans()
         self._rates: Mapping[str, float] = {}
         self._moves_target, self._moved = False, set[str]()
         self._position = 0
 
     def is_current(self) -> bool:
-        """Whether policy and target are still in the memory that the networks read."""
-        return FlatParameters.of(self.policy) is self._flat and self.adam.flat is self._flat
+        """Whether policy, target and optimiser are still in the memory that the networks read."""
+        flat, target = FlatParameters.of(self.policy), FlatParameters.of(self.target)
+        return flat is self._flat and target is self._target_flat and self.adam.flat is self._flat
 
     def learn(self, batch: TransitionBatch, rates: Mapping[str, float], first: int) -> dict[str, float]:
         """Take every gradient step of the batch and return means of the metrics."""
@@ -110,26 +103,21 @@ class FusedUpdate:
         self.means, self._rates = RunningMeans(), rates
         normalize, columns = FusedNormalizer(self.policy), batch.columns
         observation = normalize(columns["observation"].reshape(steps, size, -1))
-        following = normalize(columns["next_observation"].reshape(steps, size, -1))
-        noise, weight = columns.get("noise"), columns.get("weight")
-        self.wants_errors = batch.index is not None
-        batch.td_error = np.zeros((steps, size), F32) if self.wants_errors else None
+        next_observation = normalize(columns["next_observation"].reshape(steps, size, -1))
+        noise = columns.get("noise")
         with torch.no_grad():
             for g in range(steps):
                 rows = Rows(
                     observation[g],
-                    following[g],
+                    next_observation[g],
                     columns["action"][g],
                     columns["reward"][g],
                     columns["terminated"][g],
                     None if noise is None else noise[g],
-                    None if weight is None else weight[g],
                 )
                 self._begin(first + g, g)
-                error = self.step(rows, first + g)
+                self.step(rows, first + g)
                 self._finish()
-                if batch.td_error is not None and error is not None:
-                    batch.td_error[g] = error
         return self.means.compute()
 
     def allocate(self, size: int) -> None:
@@ -144,12 +132,23 @@ class FusedUpdate:
         self._networks.setdefault(group, []).append(fused)
         return fused
 
-    def _twins(self, policy: Any, group: str) -> _Twins:
-        one, other = policy.critic
-        return _Twins(self.network(one, group), self.network(other, group))
+    def _twin_critics(self, policy: Any, group: str) -> _TwinCritics:
+        first, second = policy.critic
+        return _TwinCritics(self.network(first, group), self.network(second, group))
 
-    def step(self, rows: Rows, number: int) -> Floats | None:
-        """One gradient step; returns absolute errors `[B]` if a replay buffer may use them as priorities."""
+    def _step_critics(self, critics: _TwinCritics, pairs: Tensor, td_target: Floats, loss_scale: float) -> None:
+        """Minimise `loss_scale` times the sum of both mean squared errors."""
+        q1, q2 = critics.forward(pairs)
+        factor = F32(2.0 * loss_scale / self.batch_size)
+        loss1, mean1 = k.squared_head(q1, td_target, factor, critics.first.d_values)
+        loss2, mean2 = k.squared_head(q2, td_target, factor, critics.second.d_values)
+        critics.backward(pairs)
+        self.minimize("critic")
+        self.means.add("value_loss", loss_scale * (loss1 + loss2))
+        self.means.add("q_mean", 0.5 * (mean1 + mean2))
+
+    def step(self, rows: Rows, number: int) -> None:
+        """One gradient step."""
         raise NotImplementedError
 
     def minimize(self, group: str) -> None:
@@ -196,60 +195,49 @@ class FusedSAC(FusedUpdate):
     def allocate(self, size: int) -> None:
         """Actor, critics, target critics and the inputs of the critics."""
         self._actor = self.network(self.policy.actor, "actor")
-        self._critics, self._targets = self._twins(self.policy, "critic"), self._twins(self.target, "target_critic")
+        self._critics, self._targets = (
+            self._twin_critics(self.policy, "critic"),
+            self._twin_critics(self.target, "target_critic"),
+        )
         self._now, self._next = _Pairs(self.policy, size), _Pairs(self.policy, size)
-        self._log_prob, self._next_log_prob, self._wanted = (np.zeros(size, F32) for _ in range(3))
+        self._log_prob, self._next_log_prob, self._td_target = (np.zeros(size, F32) for _ in range(3))
         self._d_action = torch.zeros(size, self.policy.distribution.size)
-        given = self.config.target_entropy
-        self._aim = -float(self.policy.distribution.size) if given is None else given
+        self._target_entropy = self.config.resolve_target_entropy(self.policy.distribution.size)
 
-    def step(self, rows: Rows, number: int) -> Floats | None:
+    def step(self, rows: Rows, number: int) -> None:
         """Temperature, critics and actor, in this order."""
         c, now = self.config, self._now
         assert rows.noise is not None
         noise, next_noise = np.ascontiguousarray(rows.noise[:, 0]), np.ascontiguousarray(rows.noise[:, 1])
         # The next actions first, so that the activations of the present ones remain for the actor's step.
-        self._next.write(rows.following)
-        k.sample_tanh_gaussian(
-            self._actor.forward(rows.following), next_noise, self._next.array, self._next.offset, self._next_log_prob
-        )
-        one, other = self._targets.forward(self._next.tensor)
+        next_pairs = self._next
+        next_pairs.write(rows.next_observation)
+        next_parameters = self._actor.forward(rows.next_observation)
+        k.sample_tanh_gaussian(next_parameters, next_noise, next_pairs.array, next_pairs.offset, self._next_log_prob)
+        q1, q2 = self._targets.forward(next_pairs.tensor)
         log_alpha = float(self.policy.temperature.detach())
         alpha = math.exp(log_alpha) if c.temperature is None else c.temperature
-        k.soft_targets(
-            one, other, self._next_log_prob, F32(alpha), rows.reward, rows.terminated, F32(c.gamma), self._wanted
+        k.td_targets(
+            q1, q2, self._next_log_prob, F32(alpha), rows.reward, rows.terminated, F32(c.gamma), self._td_target
         )
-        error = self._step_critics(now.write(rows.observation, rows.action))
+        self._step_critics(self._critics, now.write(rows.observation, rows.action), self._td_target, 0.5)
         parameters = self._actor.forward(rows.observation)
         mean_log_prob = k.sample_tanh_gaussian(parameters, noise, now.array, now.offset, self._log_prob)
         self._step_actor(rows.observation, parameters, noise, alpha, mean_log_prob)
         if c.temperature is None:
-            self._gradients["temperature"].fill_(-(mean_log_prob + self._aim))
+            self._gradients["temperature"].fill_(-(mean_log_prob + self._target_entropy))
             self.minimize("temperature")
             self.means.add("temperature", alpha)
-        return error
-
-    def _step_critics(self, pairs: Tensor) -> Floats | None:
-        critics, factor = self._critics, F32(1.0 / self.batch_size)
-        one, other = critics.forward(pairs)
-        loss, mean = k.squared_head(one, self._wanted, factor, critics.one.d_values)
-        other_loss, other_mean = k.squared_head(other, self._wanted, factor, critics.other.d_values)
-        error = critics.mean_error(factor) if self.wants_errors else None
-        critics.backward(pairs)
-        self.minimize("critic")
-        self.means.add("value_loss", 0.5 * (loss + other_loss))
-        self.means.add("q_mean", 0.5 * (mean + other_mean))
-        return error
 
     def _step_actor(
         self, observation: Tensor, parameters: Floats, noise: Floats, alpha: float, mean_log_prob: float
     ) -> None:
         critics, now, share = self._critics, self._now, 1.0 / self.batch_size
-        one, other = critics.forward(now.tensor)
-        smaller = k.smaller_head(one, other, F32(-share), critics.one.d_values, critics.other.d_values)
+        q1, q2 = critics.forward(now.tensor)
+        min_q = k.min_q_head(q1, q2, F32(-share), critics.first.d_values, critics.second.d_values)
         # Each row has the gradient of one critic only, so each critic goes back with its own rows.
-        is_first = critics.one.d_out[:, 0] != 0
-        for critic, rows in ((critics.one, is_first), (critics.other, ~is_first)):
+        is_first = critics.first.d_out[:, 0] != 0
+        for critic, rows in ((critics.first, is_first), (critics.second, ~is_first)):
             critic.backward_inputs(now.offset, self._d_action, rows.nonzero().squeeze(1))
         k.tanh_gaussian_gradient(
             parameters,
@@ -262,7 +250,7 @@ class FusedSAC(FusedUpdate):
         )
         self._actor.backward(observation)
         self.minimize("actor")
-        self.means.add("policy_loss", alpha * mean_log_prob - smaller)
+        self.means.add("policy_loss", alpha * mean_log_prob - min_q)
         self.means.add("entropy", -mean_log_prob)
 
 
@@ -275,44 +263,38 @@ class FusedTD3BC(FusedUpdate):
             self.network(self.policy.actor, "actor"),
             self.network(self.target.actor, "target_actor"),
         )
-        self._critics, self._targets = self._twins(self.policy, "critic"), self._twins(self.target, "target_critic")
+        self._critics, self._targets = (
+            self._twin_critics(self.policy, "critic"),
+            self._twin_critics(self.target, "target_critic"),
+        )
         self._now, self._next = _Pairs(self.policy, size), _Pairs(self.policy, size)
-        self._wanted, self._nothing = np.zeros(size, F32), np.zeros(size, F32)
+        self._td_target, self._zeros = np.zeros(size, F32), np.zeros(size, F32)
         self._d_action = torch.zeros(size, self.policy.distribution.size)
 
-    def step(self, rows: Rows, number: int) -> Floats | None:
+    def step(self, rows: Rows, number: int) -> None:
         """Critics, and the actor every `policy_delay` steps."""
-        c, critics, next_pairs = self.config, self._critics, self._next
+        c, next_pairs = self.config, self._next
         assert rows.noise is not None
-        next_pairs.write(rows.following)
+        next_pairs.write(rows.next_observation)
         k.smooth_target_action(
-            self._target_actor.forward(rows.following),
+            self._target_actor.forward(rows.next_observation),
             rows.noise[:, 0],
             F32(c.target_noise),
             F32(c.target_noise_clip),
             next_pairs.array,
             next_pairs.offset,
         )
-        one, other = self._targets.forward(next_pairs.tensor)
-        k.soft_targets(one, other, self._nothing, F32(0.0), rows.reward, rows.terminated, F32(c.gamma), self._wanted)
-        pairs, factor = self._now.write(rows.observation, rows.action), F32(2.0 / self.batch_size)
-        one, other = critics.forward(pairs)
-        loss, mean = k.squared_head(one, self._wanted, factor, critics.one.d_values)
-        other_loss, other_mean = k.squared_head(other, self._wanted, factor, critics.other.d_values)
-        error = critics.mean_error(factor) if self.wants_errors else None
-        critics.backward(pairs)
-        self.minimize("critic")
-        self.means.add("value_loss", loss + other_loss)
-        self.means.add("q_mean", 0.5 * (mean + other_mean))
+        q1, q2 = self._targets.forward(next_pairs.tensor)
+        k.td_targets(q1, q2, self._zeros, F32(0.0), rows.reward, rows.terminated, F32(c.gamma), self._td_target)
+        self._step_critics(self._critics, self._now.write(rows.observation, rows.action), self._td_target, 1.0)
         if (number + 1) % c.policy_delay == 0:
             self._step_actor(rows)
-        return error
 
     def _step_actor(self, rows: Rows) -> None:
-        c, now, critic = self.config, self._now, self._critics.one
+        c, now, critic = self.config, self._now, self._critics.first
         k.write_tanh(self._actor.forward(rows.observation), now.array, now.offset)
-        mean, size = k.mean_sizes(critic.forward(now.tensor))
-        scale = c.alpha / size
+        mean, magnitude = k.mean_sizes(critic.forward(now.tensor))
+        scale = c.alpha / magnitude
         critic.d_out.fill_(-scale / self.batch_size)
         critic.backward_inputs(now.offset, self._d_action)
         distance = k.imitation_gradient(
@@ -339,29 +321,30 @@ class FusedIQL(FusedUpdate):
             self.network(policy.actor, "actor"),
             self.network(policy.value_network, "value_network"),
         )
-        self._critics, self._targets = self._twins(policy, "critic"), self._twins(self.target, "target_critic")
+        self._critics, self._targets = (
+            self._twin_critics(policy, "critic"),
+            self._twin_critics(self.target, "target_critic"),
+        )
         self._pairs = None if policy.is_discrete else _Pairs(policy, size)
-        self._wanted_value, self._wanted, self._advantage, self._weight = (np.zeros(size, F32) for _ in range(4))
+        self._target_q, self._td_target, self._advantage, self._weight = (np.zeros(size, F32) for _ in range(4))
         if not policy.is_discrete:
             self._log_std = policy.distribution.log_std.detach().numpy()
             self._d_log_std = policy.distribution.log_std.grad.numpy()
 
-    def step(self, rows: Rows, number: int) -> Floats | None:
+    def step(self, rows: Rows, number: int) -> None:
         """Value network, critics and actor; all three see the weights from before the step."""
         c, critics = self.config, self._critics
         inputs = rows.observation if self._pairs is None else self._pairs.write(rows.observation, rows.action)
-        one, other = self._targets.forward(inputs)
+        q1, q2 = self._targets.forward(inputs)
         if self._pairs is None:
-            everyone = np.arange(self.batch_size)
-            np.minimum(one[everyone, rows.action], other[everyone, rows.action], out=self._wanted_value)
+            row_index = np.arange(self.batch_size)
+            np.minimum(q1[row_index, rows.action], q2[row_index, rows.action], out=self._target_q)
         else:
-            np.minimum(one[:, 0], other[:, 0], out=self._wanted_value)
-        future = self._value.forward(rows.following)
-        k.soft_targets(future, future, self._wanted, F32(0.0), rows.reward, rows.terminated, F32(c.gamma), self._wanted)
+            np.minimum(q1[:, 0], q2[:, 0], out=self._target_q)
+        future, target = self._value.forward(rows.next_observation), self._td_target
+        k.td_targets(future, future, target, F32(0.0), rows.reward, rows.terminated, F32(c.gamma), target)
         values = self._value.forward(rows.observation)
-        loss, mean = k.expectile_head(
-            values, self._wanted_value, F32(c.expectile), self._value.d_values, self._advantage
-        )
+        loss, mean = k.expectile_head(values, self._target_q, F32(c.expectile), self._value.d_values, self._advantage)
         self._value.backward(rows.observation)
         self.minimize("value_network")
         self.means.add("expectile_loss", loss)
@@ -369,26 +352,24 @@ class FusedIQL(FusedUpdate):
         # The mean of both squared errors.
         factor = F32(1.0 / self.batch_size)
         critics.forward(inputs)
-        sums = [self._head(critic, rows.action, factor) for critic in (critics.one, critics.other)]
-        error = critics.mean_error(factor) if self.wants_errors else None
+        sums = [self._head(critic, rows.action, factor) for critic in (critics.first, critics.second)]
         critics.backward(inputs)
         self.minimize("critic")
         self.means.add("value_loss", 0.5 * (sums[0][0] + sums[1][0]))
         self.means.add("q_mean", 0.5 * (sums[0][1] + sums[1][1]))
         self._step_actor(rows)
-        return error
 
     def _head(self, critic: FusedMLP, action: NDArray[Any], factor: np.float32) -> tuple[float, float]:
         if self._pairs is None:
-            result: tuple[float, float] = k.chosen_squared_head(
-                critic.values, action, self._wanted, factor, critic.d_values
+            result: tuple[float, float] = k.taken_squared_head(
+                critic.values, action, self._td_target, factor, critic.d_values
             )
         else:
-            result = k.squared_head(critic.values, self._wanted, factor, critic.d_values)
+            result = k.squared_head(critic.values, self._td_target, factor, critic.d_values)
         return result
 
     def _step_actor(self, rows: Rows) -> None:
-        k.regression_weights(self._advantage, F32(self.config.beta), F32(100.0), self._weight)
+        k.regression_weights(self._advantage, F32(self.config.beta), F32(k.MAX_ADVANTAGE_WEIGHT), self._weight)
         out = self._actor.forward(rows.observation)
         if self._pairs is None:
             loss = k.categorical_regression(out, rows.action, self._weight, self._actor.d_values)
@@ -409,7 +390,7 @@ class FusedBC(FusedUpdate):
         """The actor."""
         self._actor, self._ones = self.network(self.policy.actor, "actor"), np.ones(size, F32)
         width = self._actor.values.shape[1]
-        self._action, self._nothing = np.zeros((size, width), F32), np.zeros((size, width), F32)
+        self._action, self._zeros = np.zeros((size, width), F32), np.zeros((size, width), F32)
 
     def step(self, rows: Rows, number: int) -> None:
         """The distance from the actions of the data."""
@@ -419,7 +400,7 @@ class FusedBC(FusedUpdate):
         else:
             k.write_tanh(out, self._action, 0)
             action = rows.action.reshape(self.batch_size, -1)
-            loss = k.imitation_gradient(self._action, 0, action, self._nothing, F32(1.0), self._actor.d_values)
+            loss = k.imitation_gradient(self._action, 0, action, self._zeros, F32(1.0), self._actor.d_values)
         self._actor.backward(rows.observation)
         self.minimize("actor")
         self.means.add("policy_loss", loss)

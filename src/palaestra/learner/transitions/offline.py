@@ -9,19 +9,10 @@ import torch
 from pydantic import Field
 from torch import nn
 
-from palaestra.learner.adam import Adam
-from palaestra.learner.transitions.algorithm import (
-    StepLoss,
-    TransitionAlgorithm,
-    TransitionConfig,
-    TransitionUpdate,
-    decay,
-)
+from palaestra.kernels.off_policy import MAX_ADVANTAGE_WEIGHT
+from palaestra.learner.algorithm import schedule_factor
+from palaestra.learner.transitions.algorithm import StepLoss, TransitionAlgorithm, TransitionConfig
 from palaestra.learner.transitions.fused import FusedBC, FusedIQL, FusedTD3BC
-from palaestra.policy.off_policy.fused import why_not_fused
-
-MAX_ADVANTAGE_WEIGHT = 100.0
-"""Largest weight of a sample in the regression of IQL."""
 
 
 class BC(TransitionAlgorithm):
@@ -30,6 +21,7 @@ class BC(TransitionAlgorithm):
     policy = "cloned_actor"
     target_groups = ()
     offline_only = True
+    update_class = FusedBC
 
     def losses(self, policy: Any, target: Any, batch: Mapping[str, Any], step: int) -> Iterator[StepLoss]:
         """How far the policy's actions are from those of the dataset."""
@@ -39,10 +31,6 @@ class BC(TransitionAlgorithm):
         else:
             loss = nn.functional.mse_loss(parameters, action.reshape(parameters.shape))
         yield StepLoss("actor", loss, {"policy_loss": loss.detach()})
-
-    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
-        """The same update without autograd."""
-        return None if why_not_fused(policy) else FusedBC(self.config, self.target_groups, policy, target, adam)
 
 
 class TD3BCConfig(TransitionConfig):
@@ -71,17 +59,18 @@ class TD3BC(TransitionAlgorithm):
     policy = "deterministic_actor_critic"
     target_groups = ("actor", "critic")
     noise_per_sample = 1
+    update_class = FusedTD3BC
 
     def losses(self, policy: Any, target: Any, batch: Mapping[str, Any], step: int) -> Iterator[StepLoss]:
         """Critics, and the actor every `policy_delay` steps."""
-        c, observation, following = self.config, batch["observation"], batch["next_observation"]
+        c, observation, next_observation = self.config, batch["observation"], batch["next_observation"]
         with torch.no_grad():
             noise = (c.target_noise * batch["noise"][:, 0]).clamp(-c.target_noise_clip, c.target_noise_clip)
-            next_action = (target.parameters_of(following) + noise).clamp(-1.0, 1.0)
-            future = target.q_values(following, next_action).min(0).values
-            wanted = batch["reward"] + c.gamma * future * (~batch["terminated"])
+            next_action = (target.parameters_of(next_observation) + noise).clamp(-1.0, 1.0)
+            future = target.q_values(next_observation, next_action).min(0).values
+            td_target = batch["reward"] + c.gamma * future * (~batch["terminated"])
         values = policy.q_values(observation, batch["action"])
-        errors = values - wanted
+        errors = values - td_target
         loss = errors.square().mean(-1).sum()
         metrics = {"value_loss": loss.detach(), "q_mean": values.mean().detach()}
         yield StepLoss("critic", loss, metrics, errors.abs().mean(0).detach())
@@ -98,10 +87,6 @@ class TD3BC(TransitionAlgorithm):
         """Standard deviation of the noise on actions."""
         noise: float = self.config.exploration_noise
         return noise
-
-    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
-        """The same update without autograd."""
-        return None if why_not_fused(policy) else FusedTD3BC(self.config, self.target_groups, policy, target, adam)
 
 
 class IQLConfig(TransitionConfig):
@@ -120,19 +105,20 @@ class IQL(TransitionAlgorithm):
 
     config_class = IQLConfig
     policy = "implicit_q"
+    update_class = FusedIQL
 
     def losses(self, policy: Any, target: Any, batch: Mapping[str, Any], step: int) -> Iterator[StepLoss]:
         """Value network, critics and actor; all three see the weights from before the step."""
         c, observation, action = self.config, batch["observation"], batch["action"]
         with torch.no_grad():
-            wanted_value = target.q_values(observation, action).min(0).values
+            target_q = target.q_values(observation, action).min(0).values
             future = policy.value(batch["next_observation"])
-            wanted = batch["reward"] + c.gamma * future * (~batch["terminated"])
-        advantage = wanted_value - policy.value(observation)
+            td_target = batch["reward"] + c.gamma * future * (~batch["terminated"])
+        advantage = target_q - policy.value(observation)
         side = torch.where(advantage.detach() < 0, 1.0 - c.expectile, c.expectile)
         value_loss = (side * advantage.square()).mean()
         values = policy.q_values(observation, action)
-        errors = values - wanted
+        errors = values - td_target
         critic_loss = errors.square().mean()
         weight = (c.beta * advantage.detach()).exp().clamp(max=MAX_ADVANTAGE_WEIGHT)
         log_prob = policy.distribution.log_prob(policy.parameters_of(observation), action)
@@ -145,8 +131,4 @@ class IQL(TransitionAlgorithm):
 
     def learning_rates(self, progress: float) -> dict[str, float]:
         """The actor's rate has a schedule of its own."""
-        return {"actor": self.config.learning_rate * decay(self.config.actor_schedule, progress)}
-
-    def compiled_update(self, policy: Any, target: Any, adam: Adam) -> TransitionUpdate | None:
-        """The same update without autograd."""
-        return None if why_not_fused(policy) else FusedIQL(self.config, self.target_groups, policy, target, adam)
+        return {"actor": self.config.learning_rate * schedule_factor(self.config.actor_schedule, progress)}

@@ -95,7 +95,7 @@ class TanhGaussian(UnitDistribution):
         return (-0.5 * z * z - log_std - _LOG_SQRT_2PI - _log_slope(u)).sum(-1)
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        """Estimated by the log-density of the mode's neighbourhood: Gaussian entropy plus the slope at the mean."""
+        """Approximation: entropy of the Gaussian plus the log-slope of tanh at the mean."""
         mean, log_std = self.split(parameters)
         return (log_std + 0.5 + _LOG_SQRT_2PI + _log_slope(mean)).sum(-1)
 
