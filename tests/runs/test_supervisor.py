@@ -668,6 +668,30 @@ def test_a_run_of_palaestra_train_alone_is_shown_and_not_stopped(home):
     asyncio.run(body())
 
 
+def test_a_lost_run_that_was_resumed_without_the_service_has_the_outcome_of_its_new_attempt(home):
+    run = home.run("solo-1")
+    run.attempt(1).path.mkdir(parents=True)
+    write_json(run.path / "resolved.json", {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "sac"}})
+
+    async def body():
+        from palaestra.telemetry import Journal, PhaseChanged, TrainingStep
+
+        with Journal(run.attempt(1).journal) as journal:
+            journal.emit(TrainingStep(1, 600, {}))
+        async with run_supervisor(home, scan_every_s=3600) as supervisor:
+            assert supervisor.get_run("solo-1").phase is Phase.LOST
+            run.attempt(2).path.mkdir()
+            with Journal(run.attempt(2).journal) as journal:
+                journal.emit_many([TrainingStep(2, 900, {}), PhaseChanged("succeeded", "done")])
+            row = supervisor.get_run("solo-1")
+            assert (row.phase, row.attempt, row.env_step) == (Phase.SUCCEEDED, 2, 900)
+            assert RunReader(home).run("solo-1").phase is Phase.SUCCEEDED
+        async with run_supervisor(home, scan_every_s=3600) as supervisor:
+            assert supervisor.registry.get("solo-1").phase is Phase.SUCCEEDED
+
+    asyncio.run(body())
+
+
 def test_arguments_and_output_are_the_trainers_own(home):
     async def body():
         async with run_supervisor(home) as supervisor:

@@ -21,7 +21,7 @@ from palaestra.runs.phase import Phase, determine_outcome
 from palaestra.runs.record import LASTING_ALARMS, BeliefHistory, BeliefRecord, RunEvent, RunRecord
 from palaestra.runs.state.attempt_files import read_exit_facts, read_status
 from palaestra.runs.state.event_log import RunEventLog
-from palaestra.runs.state.unsupervised import read_unsupervised
+from palaestra.runs.state.unsupervised import may_have_changed, read_unsupervised
 from palaestra.runs.store.registry import open_registry_read_only
 from palaestra.runs.supervisor.queue import QueueFile, waiting_reason
 from palaestra.runs.wire import JsonObject, upgrade_names
@@ -269,10 +269,10 @@ class RunReader:
         """The current state of a row: a run may have ended since the row was written."""
         if row.phase is Phase.QUEUED:
             return dataclasses.replace(row, reason=waiting_reason(row, self._queue.reason(row.run_id)))
+        if may_have_changed(row, self.home.run(row.run_id)):
+            return read_unsupervised(self.home.run(row.run_id)) or row
         if row.phase.has_ended:
             return row
-        if not row.supervised:
-            return read_unsupervised(self.home.run(row.run_id)) or row
         attempt = self.home.run(row.run_id).attempt(row.attempt)
         status = read_status(attempt)
         if status.alive or (status.watchdog is None and status.exit is None):

@@ -96,6 +96,11 @@ def read_unsupervised(run: RunDirectory) -> RunRecord | None:
     )
 
 
+def may_have_changed(row: RunRecord, run: RunDirectory) -> bool:
+    """Whether a row of such a run may be out of date: it was running, or `palaestra train --resume` continued it."""
+    return not row.supervised and (not row.phase.has_ended or run.attempt(row.attempt + 1).path.exists())
+
+
 def find_journal_writer(attempt: Attempt) -> ProcessIdentity | None:
     """The process that writes the journal of an attempt: the one in its lock file, if it holds the lock."""
     lock = attempt.journal.with_name(f".{attempt.journal.name}.lock")

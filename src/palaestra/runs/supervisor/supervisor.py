@@ -34,7 +34,7 @@ from palaestra.runs.record import RunChanges, RunEdit, RunEvent, RunRecord
 from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.event_log import RunEventLog
-from palaestra.runs.state.unsupervised import find_journal_writer, read_unsupervised
+from palaestra.runs.state.unsupervised import find_journal_writer, may_have_changed, read_unsupervised
 from palaestra.runs.store.rebuild import rebuild_if_damaged
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.context import BackgroundTasks, SupervisorContext
@@ -315,7 +315,7 @@ class Supervisor:
                 return record
             return replace(record, reason=waiting_reason(record, self._waiting_reasons.get(run_id, "")))
         row = self._registry.get(check_run_id(run_id))
-        if row is None or not (row.supervised or row.phase.has_ended):
+        if row is None or may_have_changed(row, self._home.run(run_id)):
             # Not supervised: it may have started before it got a row, or ended after its row was written.
             row = read_unsupervised(self._home.run(run_id)) or row
         if row is None:
@@ -440,7 +440,7 @@ class Supervisor:
             if path.name.startswith(".") or path.name in self._runs:
                 continue
             row = self._registry.get(path.name)
-            if row is not None and (row.supervised or row.phase.has_ended):
+            if row is not None and not may_have_changed(row, self._home.run(path.name)):
                 continue
             try:
                 current = read_unsupervised(self._home.run(path.name))
