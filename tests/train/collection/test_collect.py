@@ -51,6 +51,13 @@ def plan(**changes):
     return CollectionPlan(**({**settings, "amount": Amount(steps=100)} | changes))
 
 
+@pytest.mark.parametrize("amount", [Amount(steps=3), Amount(episodes=3)])
+def test_fewer_than_one_step_or_episode_per_environment_gives_no_more_than_that(amount):
+    episodes = play("CartPole-v1", amount, num_envs=8)
+    assert len(episodes) == 3
+    assert amount.steps is None or sum(len(episode) for episode in episodes) == 3
+
+
 def test_each_transition_is_one_that_the_environment_makes():
     env = gymnasium.make("CartPole-v1").unwrapped
     env.reset(seed=0)

@@ -85,7 +85,7 @@ def _read_spec(factory: EnvFactory) -> str:
     env = factory()
     try:
         return "" if env.spec is None else str(env.spec.to_json())
-    except TypeError:
+    except (TypeError, ValueError):
         return ""
     finally:
         env.close()
@@ -93,8 +93,8 @@ def _read_spec(factory: EnvFactory) -> str:
 
 def measure_score(env: VectorEnv, behaviour: Behaviour, *, episodes: int, seed: int) -> float:
     """Mean return over seeded episodes."""
-    played = collect_episodes(env, behaviour, Amount(episodes=episodes), seed=seed + SCORE_SEED)
-    return float(np.mean([episode.total_reward for episode in played]))
+    episodes_played = collect_episodes(env, behaviour, Amount(episodes=episodes), seed=seed + SCORE_SEED)
+    return float(np.mean([episode.total_reward for episode in episodes_played]))
 
 
 def random_score(env: VectorEnv, *, episodes: int, seed: int) -> float:
@@ -109,10 +109,11 @@ def collect_episodes(env: VectorEnv, behaviour: Behaviour, amount: Amount, *, se
     rng = np.random.default_rng(np.random.SeedSequence([seed, 7]))
     block = _Block(row.observation, ActionLayout(env.action_space).empty(N))
     left = np.array(amount.shares(N))
+    block.is_open[:] = left > 0
     by_steps = amount.steps is not None
     env.reset(seed, row)
     behaviour.begin(seed)
-    played = 0
+    num_played = 0
     while left.any():
         block.begin_step(row.observation)
         actions = behaviour.act(row.observation, row.action_mask, rng)
@@ -130,9 +131,9 @@ def collect_episodes(env: VectorEnv, behaviour: Behaviour, amount: Amount, *, se
             last = ends[index] if index in ends else _row_of(row.observation, index)
             episode = block.cut(index, last)
             block.is_open[index] = left[index] > 0
-            played += 1
+            num_played += 1
             if N == 1:
-                behaviour.begin(seed + played)
+                behaviour.begin(seed + num_played)
             yield episode
         block.carry_if_full()
 
