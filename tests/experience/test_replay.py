@@ -119,6 +119,21 @@ def test_a_new_transition_gets_the_largest_priority_so_far():
     assert buffer.state()[0]["priority"] == pytest.approx([3.0, 3.0], abs=1e-5)
 
 
+def test_the_largest_priority_survives_a_resume_although_its_transition_was_overwritten():
+    buffer, resumed = _buffer(1, priority_exponent=1.0), _buffer(1, priority_exponent=1.0)
+    _add(buffer, 1)
+    for error in (9.0, 0.5):
+        batch = buffer.sample(np.random.default_rng(0), 1, 1)
+        batch.td_error = np.array([[error]], np.float32)
+        buffer.update_priorities(batch)
+    resumed.load_state(*buffer.state())
+    _add(buffer, 2)
+    _add(resumed, 2)
+
+    assert buffer.state()[0]["priority"] == pytest.approx([9.0], abs=1e-5)
+    assert resumed.state()[0]["priority"] == pytest.approx([9.0], abs=1e-5)
+
+
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), st.lists(st.tuples(st.integers(0, 8), st.floats(0, 100)), min_size=1, max_size=20))
 def test_probabilities_are_those_of_a_plain_list(capacity, updates):

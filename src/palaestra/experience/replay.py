@@ -131,7 +131,8 @@ class ReplayBuffer:
             arrays |= {f"{name}/{key}" if key else name: part[: self.size] for key, part in parts.items()}
         if self._priorities is not None:
             arrays["priority"] = self._priorities.leaves[: self.size]
-        return arrays, {"next": self._next, "size": self.size, "capacity": self.capacity}
+        facts = {"next": self._next, "size": self.size, "capacity": self.capacity}
+        return arrays, facts if self._priorities is None else {**facts, "largest_priority": self._priorities.largest}
 
     def load_state(self, arrays: Mapping[str, NDArray[Any]], facts: Mapping[str, Any]) -> None:
         """Continue from `state`. A buffer of another capacity keeps the newest transitions that fit."""
@@ -151,7 +152,7 @@ class ReplayBuffer:
         if self._priorities is not None:
             stored = arrays.get("priority")
             leaves = np.ones(size) if stored is None else stored[order]
-            self._priorities.load(leaves)
+            self._priorities.load(leaves, float(facts.get("largest_priority", leaves.max(initial=1.0))))
 
 
 class _PriorityTree:
@@ -162,20 +163,21 @@ class _PriorityTree:
         self._first = 1 << max(1, capacity - 1).bit_length()
         self._nodes = np.zeros(2 * self._first)
         self.leaves = self._nodes[self._first : self._first + capacity]
-        self._largest = 1.0
+        self.largest = 1.0
+        """Largest priority so far, also of transitions that were overwritten."""
 
     def add(self, index: NDArray[np.int64]) -> None:
         """New transitions get the largest priority so far, so that each is soon sampled."""
-        self._set(index, np.full(len(index), self._largest))
+        self._set(index, np.full(len(index), self.largest))
 
     def update(self, index: NDArray[np.int64], error: NDArray[np.floating[Any]]) -> None:
         priority = (np.abs(error).astype(np.float64) + 1e-6) ** self._exponent
-        self._largest = max(self._largest, float(priority.max()))
+        self.largest = max(self.largest, float(priority.max()))
         self._set(index, priority)
 
-    def load(self, leaves: NDArray[np.float64]) -> None:
+    def load(self, leaves: NDArray[np.float64], largest: float) -> None:
         self._nodes[:] = 0.0
-        self._largest = max(1.0, float(leaves.max(initial=1.0)))
+        self.largest = largest
         self._set(np.arange(len(leaves)), leaves)
 
     def _set(self, index: NDArray[np.int64], priority: NDArray[np.float64]) -> None:
