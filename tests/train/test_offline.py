@@ -2,9 +2,11 @@
 
 import json
 import math
+import shutil
 import sys
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -244,6 +246,38 @@ def test_a_prefilled_buffer_starts_with_the_newest_transitions_of_the_dataset():
     training.env.close()
 
 
+def test_an_evaluation_that_is_due_anyway_is_not_repeated_after_the_first_online_update():
+    _create("pendulum/random-v0", "Pendulum-v1")
+    dataset = {"id": "pendulum/random-v0", "offline_updates": 10, "steps_per_update": 5}
+    _train(_config("td3_bc", dataset, algorithm=FEW, trainer={**ONLINE, "eval_every": 2, "total_timesteps": 16}), "run")
+    # Two offline updates, then steps 8, 12 and 16: every second update, and the end.
+    assert [m["at"] for m in _metrics("run") if "eval_return" in m] == [0, 12, 16]
+
+
+def test_a_pretrained_policy_takes_the_first_steps_itself():
+    _create("pendulum/random-v0", "Pendulum-v1")
+    dataset = {"id": "pendulum/random-v0", "offline_updates": 5, "steps_per_update": 5}
+    algorithm = {**FEW, "exploration_noise": 0.0}
+    training = build_transition_training(_config("td3_bc", dataset, algorithm=algorithm, trainer=ONLINE))
+    training.learner.update(training.source.next_batch().experience)
+    training.source.next_batch()
+    columns = training.source.buffer.read(np.arange(8))
+    expected = training.policy.parameters_of(torch.from_numpy(columns["observation"])).detach()
+    assert columns["action"] == pytest.approx(expected.numpy(), abs=1e-5)
+    training.env.close()
+
+
+def test_a_shipped_policy_is_fine_tuned_with_the_configuration_for_it():
+    _create("pendulum/medium-v0", "Pendulum-v1")
+    short = ["telemetry.progress=false", "trainer.eval_episodes=1", "algorithm.batch_size=8"]
+    folder = ROOT / "configs" / "offline"
+    offline = _train(load_config(folder / "iql_pendulum.yaml", [*short, "trainer.updates=100"]), "offline")
+    online = ["trainer.total_timesteps=30", "algorithm.learning_starts=10", "trainer.eval_every=null"]
+    fine = load_config(folder / "iql_pendulum_finetune.yaml", [*short, *online])
+    _train(fine, "fine", warm_start=offline.checkpoint)
+    assert [m["at"] for m in _metrics("fine") if "eval_normalized_score" in m] == [0, 30]
+
+
 def test_fine_tuning_starts_from_policy_critics_targets_and_statistics_and_evaluates_them_first():
     _create("pendulum/random-v0", "Pendulum-v1")
     offline = _train(_config("td3_bc", env={"normalize_observation": True}), "offline")
@@ -305,6 +339,45 @@ def test_a_missing_dataset_is_refused_before_a_run_directory_exists(home):
     with pytest.raises(DatasetError, match="nothing/here-v0"):
         _config("bc", "nothing/here-v0")
     assert not home.runs.exists()
+
+
+def test_a_run_does_not_resume_on_other_data_of_the_same_name():
+    _create("pendulum/random-v0", "Pendulum-v1")
+    _train(_config("bc"), "run")
+    shutil.rmtree(find_dataset("pendulum/random-v0", Home.default().datasets).path)
+    _create("pendulum/random-v0", "Pendulum-v1", 200)
+    run = RunDirectory.find("run", Home.default().runs)
+    with pytest.raises(DatasetError, match="and the checkpoint learned from"):
+        _train(_config("bc", trainer={"updates": 80}), "run", resume=run)
+
+
+@pytest.mark.parametrize(("settings", "trainer"), [({}, {}), ({"mix": 0.5}, {"updates": None, "total_timesteps": 60})])
+def test_priorities_are_refused_where_the_dataset_is_sampled(settings, trainer):
+    _create("cartpole/random-v0", "CartPole-v1")
+    with pytest.raises(ConfigError, match=r"algorithm\.prioritized .* sampled uniformly"):
+        _config("dqn", {"id": "cartpole/random-v0", **settings}, {"prioritized": True}, trainer)
+
+
+class Nested(gymnasium.Env):
+    """One step per episode; the observation is a Dict within a Dict."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {"arm": gymnasium.spaces.Dict({"angle": gymnasium.spaces.Box(-1, 1, (2,), np.float32)})}
+    )
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return {"arm": {"angle": np.zeros(2, np.float32)}}, {}
+
+    def step(self, action):
+        return {"arm": {"angle": np.ones(2, np.float32)}}, float(action), True, False, {}
+
+
+def test_data_with_nested_observations_can_be_learned_from():
+    _create("arm/random-v0", "tests.train.test_offline:Nested", 40)
+    result = _train(_config("bc", "arm/random-v0"), "run")
+    assert result.steps == 40
 
 
 def test_td3_bc_needs_continuous_actions():

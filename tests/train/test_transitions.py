@@ -71,6 +71,40 @@ def test_a_run_that_was_interrupted_ends_with_the_weights_of_one_that_was_not(tm
     assert states[0] == states[1]
 
 
+def test_a_collection_that_was_interrupted_goes_on_where_it_stopped():
+    whole, first, second = (build_transition_training(_config()) for _ in range(3))
+    for _ in range(3):
+        whole.source.next_batch()
+    first.source.next_batch()
+    answers = iter([False, False, True])
+    first.source.stop = lambda: next(answers)
+    assert first.source.next_batch() is None  # after two of four steps in two environments
+    second.source.load_state(first.source.state())
+    second.source.progress.add(first.source.progress.steps)
+    batch = second.source.next_batch()
+    second.source.next_batch()
+
+    assert batch.steps == 8
+    assert second.source.progress.steps == whole.source.progress.steps
+    ours, theirs = second.source.buffer.state()[0], whole.source.buffer.state()[0]
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    for training in (whole, first, second):
+        training.env.close()
+
+
+def test_episodes_that_end_before_an_interruption_are_reported_after_it():
+    first, second = (build_transition_training(_config(algorithm={"train_freq": 200})) for _ in range(2))
+    steps = iter(range(1000))
+    first.source.stop = lambda: next(steps) >= 150
+    assert first.source.next_batch() is None
+    ended = first.source.progress.episodes
+    second.source.load_state(first.source.state())
+    assert ended > 0
+    assert len(second.source.next_batch().episodes) == ended + second.source.progress.episodes
+    for training in (first, second):
+        training.env.close()
+
+
 def test_a_checkpoint_holds_only_the_filled_part_of_the_buffer(tmp_path):
     result = train(_config(), root=tmp_path, run_id="run")
     source = load_checkpoint(result.checkpoint).source
@@ -79,14 +113,14 @@ def test_a_checkpoint_holds_only_the_filled_part_of_the_buffer(tmp_path):
     assert source.facts["replay"] == {"next": 404, "size": 404, "capacity": 1_000_000}
 
 
-def test_without_the_buffer_a_resume_says_that_it_starts_with_an_empty_one(tmp_path):
+def test_without_the_buffer_a_resume_says_that_earlier_steps_are_lost(tmp_path):
     config = _config(trainer={"save_replay": False})
     result = train(config, root=tmp_path, run_id="run")
     assert not [name for name in load_checkpoint(result.checkpoint).source.tensors if name.startswith("replay")]
     longer = _config(trainer={"save_replay": False, "total_timesteps": 800})
     resumed = train(longer, root=tmp_path, run_id="run", resume=RunDirectory.find("run", tmp_path))
     journal = (tmp_path / "run" / "attempt_2" / "metrics.jsonl").read_text()
-    assert "starts with an empty one" in journal
+    assert "earlier steps are not learned from" in journal
     assert resumed.steps >= 800
 
 

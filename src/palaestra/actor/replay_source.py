@@ -92,6 +92,12 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
         self._row = allocate_row(env.observation_space, env.num_envs)
         self._before = allocate_row(env.observation_space, env.num_envs).observation
         self._requeued: Batch[TransitionBatch] | None = None
+        self._taken = 0
+        """Steps of every environment since the last batch; more than 0 if a collection was interrupted."""
+        self._episodes: list[EpisodeStats] = []
+        """Episodes that ended since the last batch."""
+        self.is_pretrained = offline_updates > 0
+        """Whether the policy itself takes the first `learning_starts` steps, instead of random actions."""
         self._episode_metrics: tuple[int, dict[str, float]] = (-1, {})
 
     @property
@@ -110,26 +116,27 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
             steps = min(self.dataset.steps_per_batch, self.offline_updates - self.offline_steps)
             self.offline_steps += steps
             return Batch(TransitionBatch(self.dataset.sample(steps, self.rules.config.batch_size)))
-        began, before, episodes = time.perf_counter(), self.progress.steps, list[EpisodeStats]()
-        config = self.rules.config
+        began, config = time.perf_counter(), self.rules.config
         if self._uses_fused and (self._fused is None or not self._fused.is_current()):
             self._fused = FusedActor(self.policy, self.env.num_envs)
         # Networks that act without autograd have no dropout.
         with nullcontext() if self._uses_fused else eval_mode(self.policy), torch.no_grad():
-            taken = 0
-            while taken < config.train_freq or self.buffer.size < config.learning_starts:
+            while self._taken < config.train_freq or self.buffer.size < config.learning_starts:
                 if self.stop():
                     return None
-                self._step(episodes, random=self.progress.steps < config.learning_starts)
-                taken += 1
+                self._step(random=self.progress.steps < config.learning_starts and not self.is_pretrained)
+                self._taken += 1
         metrics = {"collect_seconds": time.perf_counter() - began}
-        return Batch(self._sample(), episodes, self.progress.steps - before, metrics)
+        batch = Batch(self._sample(), self._episodes, self._taken * self.env.num_envs, metrics)
+        self._taken, self._episodes = 0, []
+        return batch
 
-    def _step(self, episodes: list[EpisodeStats], *, random: bool) -> None:
+    def _step(self, *, random: bool) -> None:
         """One step of every environment."""
         row, distribution = self._row, self.policy.distribution
         if not self._started:
             self.env.reset(self._seed, row)
+            _check_finite("observation", row.observation)
             self._started = True
         if random:
             action = random_actions(self.env.action_space, self.env.num_envs, self._rng)
@@ -139,22 +146,24 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
             action = distribution.to_env(stored)
         row.observation, self._before = self._before, row.observation
         ends = self.env.step(action, row)
-        following = row.observation
+        next_observation = row.observation
+        _check_finite("observation", row.observation)
+        _check_finite("reward", row.reward)
         if ends:
-            following = copy_observation(following)
+            next_observation = copy_observation(next_observation)
             for ended in ends:
-                write_observation(following, ended.index, ended.observation)
-        _check_finite(following, row.reward)
-        columns = (self._before, stored, row.reward, following, row.terminated)
+                write_observation(next_observation, ended.index, ended.observation)
+            _check_finite("final observation", next_observation)
+        columns = (self._before, stored, row.reward, next_observation, row.terminated)
         if row.valid.all():
             self.buffer.add(*columns)
         else:
             keep = row.valid
             self.buffer.add(*(map_column(column, lambda part: part[keep]) for column in columns))
-        first = len(episodes)
         at = self.progress.steps + self.env.num_envs
-        episodes += [EpisodeStats(at, end.index, end.episode_return, end.length, end.success) for end in ends]
-        self.progress.add(self.env.num_envs, episodes[first:])
+        ended_now = [EpisodeStats(at, end.index, end.episode_return, end.length, end.success) for end in ends]
+        self._episodes += ended_now
+        self.progress.add(self.env.num_envs, ended_now)
 
     def _act(self) -> NDArray[Any]:
         """Actions of the policy with exploration, in stored form."""
@@ -225,6 +234,9 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
             "rng": self._rng.bit_generator.state,
             "sampling": self._sampling.bit_generator.state,
             "offline_steps": self.offline_steps,
+            "pretrained": self.is_pretrained,
+            "taken": self._taken,
+            "episodes": [list(episode) for episode in self._episodes],
         }
         if self._save_replay:
             stored, facts["replay"] = self.buffer.state()
@@ -240,6 +252,9 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
         self._rng.bit_generator.state = facts["rng"]
         self._sampling.bit_generator.state = facts["sampling"]
         self.offline_steps = int(facts["offline_steps"])
+        self.is_pretrained = bool(facts.get("pretrained", False))
+        self._taken = int(facts.get("taken", 0))
+        self._episodes = [EpisodeStats(*episode) for episode in facts.get("episodes", ())]
         if "replay" in facts:
             replay = {name.removeprefix("replay/"): a for name, a in arrays.items() if name.startswith("replay/")}
             self.buffer.load_state(replay, facts["replay"])
@@ -254,10 +269,10 @@ class ReplaySource(ExperienceSource[TransitionBatch]):
         return self.env.restore(inner, self._row)
 
 
-def _check_finite(observation: Any, reward: NDArray[np.float32]) -> None:
+def _check_finite(name: str, column: Any) -> None:
     """Raise if the environment returned a number that is not finite, before it enters the buffer."""
-    parts = observation if isinstance(observation, dict) else {"observation": observation}
-    for name, array in {"reward": reward, **parts}.items():
+    parts = {f"{name}/{key}": part for key, part in column.items()} if isinstance(column, dict) else {name: column}
+    for name, array in parts.items():
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             index = int(np.argwhere(~np.isfinite(array.reshape(len(array), -1)).all(-1))[0, 0])
             raise EnvironmentContractError(

@@ -305,6 +305,10 @@ def _check_transitions(config: RunConfig) -> None:
             raise ConfigError(f"env.{key}", True, reason, remedy)
     if config.env.action_chunk > 1:
         raise ConfigError("env.action_chunk", config.env.action_chunk, f"{name} takes one action per step")
+    if config.dataset is not None and config.algorithm.get("prioritized") and (config.is_offline or config.dataset.mix):
+        reason = "minibatches of a dataset are sampled uniformly"
+        remedy = "Leave it out, or copy the dataset into the replay buffer (dataset.prefill=true) without dataset.mix"
+        raise ConfigError("algorithm.prioritized", True, reason, remedy)
     _check_length(config, algorithm)
     if not config.is_offline:
         _check_replay(config)
@@ -349,10 +353,6 @@ def _check_replay(config: RunConfig) -> None:
         if size < least:
             remedy = f"Raise it, or lower {place}"
             raise ConfigError("algorithm.buffer_size", size, f"is smaller than {place} ({least:,})", remedy)
-    if config.dataset is not None and config.dataset.mix and settings.get("prioritized"):
-        reason = "a dataset has no priorities, so a mixed minibatch cannot be weighted"
-        remedy = "Leave it out and copy the dataset into the replay buffer: dataset.prefill=true"
-        raise ConfigError("dataset.mix", config.dataset.mix, f"algorithm.prioritized is on, and {reason}", remedy)
     prefilled = config.dataset is not None and config.dataset.prefill
     if starts > total and not prefilled:
         reason = f"the run ends after {total:,} steps, before the first update"

@@ -22,6 +22,7 @@ from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.columns import map_column
 from palaestra.experience.datasets import Dataset, find_dataset
+from palaestra.experience.datasets.spaces import nest
 from palaestra.experience.replay import Arrays
 from palaestra.files.checkpoint import Kind
 from palaestra.files.home import Home
@@ -88,10 +89,13 @@ class TransitionTraining:
         else:
             self.source = self._replay_source(algorithm, data)
         self._is_fine_tuning = not config.is_offline and dataset is not None
+        self._notices: list[tuple[str, str]] = []
+        collected_with = dataset.about.get("env_kwargs") or {} if dataset is not None else config.env.kwargs
+        if collected_with != config.env.kwargs:
+            text = f"The dataset was collected with env.kwargs={collected_with}, evaluations use {config.env.kwargs}: "
+            self._notices.append(("warning", f"{text}the reference scores may not apply."))
         score = "eval_return" if t.eval_every or self._is_fine_tuning else "episode_return"
         self.schedule = RunSchedule(t, config.total_timesteps, "steps", score, log_interval=t.log_interval)
-        self._was_offline = self._is_in_offline_phase()
-        self._notices: list[tuple[str, str]] = []
 
     def _replay_source(self, algorithm: Any, data: DatasetSource | None) -> ReplaySource:
         settings = self.config.dataset
@@ -125,9 +129,6 @@ class TransitionTraining:
         done = self.source.progress.steps - (gradient_steps if self.config.is_offline else 0)
         return min(1.0, max(0, done) / self.schedule.total)
 
-    def _is_in_offline_phase(self) -> bool:
-        return isinstance(self.source, ReplaySource) and self.source.is_offline
-
     def limit_threads(self) -> AbstractContextManager[None]:
         """Limit the threads of torch inside the block, if the policy is small."""
         wanted = self.config.trainer.torch_threads
@@ -139,7 +140,6 @@ class TransitionTraining:
         """Let the source notice that the run was asked to stop."""
         if isinstance(self.source, ReplaySource):
             self.source.stop = stop
-        self._was_offline = self._is_in_offline_phase()
 
     def save_policy(self) -> bytes:
         """The bytes of a file with the weights."""
@@ -155,8 +155,8 @@ class TransitionTraining:
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
         self.load_policy(checkpoint.policy)
         self.learner.load_target(checkpoint.learner)
-        if not self.config.is_offline:
-            self._is_fine_tuning = True
+        if isinstance(self.source, ReplaySource):
+            self._is_fine_tuning = self.source.is_pretrained = True
             self.schedule = replace(self.schedule, evaluate_first=True, score_metric="eval_return")
 
     def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
@@ -165,9 +165,20 @@ class TransitionTraining:
         key, unit = ("updates", "gradient steps") if self.config.is_offline else ("total_timesteps", "steps")
         raise_if_complete(run, key=key, total=self.schedule.total, done=steps, unit=unit)
         self.learner.check_state(checkpoint.learner, place=str(checkpoint.path))
+        self._check_dataset(checkpoint)
         if isinstance(self.source, ReplaySource) and "replay" not in checkpoint.source.facts:
-            text = "The checkpoint has no replay buffer (trainer.save_replay=false): the run starts with an empty one."
+            text = (
+                "The checkpoint has no replay buffer (trainer.save_replay=false): earlier steps are not learned from."
+            )
             self._notices.append(("warning", text))
+
+    def _check_dataset(self, checkpoint: TrainingCheckpoint) -> None:
+        """Raise if the dataset has changed since the checkpoint was written."""
+        recorded = str(checkpoint.about.get("dataset", {}).get("sha256", ""))
+        if self.dataset is not None and recorded and recorded != self.dataset.sha256:
+            reason = f"its digest is {self.dataset.sha256[:12]}, and the checkpoint learned from {recorded[:12]}"
+            remedy = "Restore the dataset, or start a new run with --warm-start"
+            raise DatasetError("dataset.id", self.dataset.dataset_id, reason, remedy)
 
     def evaluate(self) -> dict[str, float]:
         """Return and length of held-out episodes, and the normalised score if the dataset has reference scores."""
@@ -177,9 +188,9 @@ class TransitionTraining:
 
     def is_evaluation_due(self) -> bool:
         """Before the first step in the environment, and at the end of fine-tuning."""
-        before, self._was_offline = self._was_offline, self._is_in_offline_phase()
-        ends = self._is_fine_tuning and self.source.progress.steps >= self.schedule.total
-        return ends or (before and not self._was_offline)
+        source, steps = self.source, self.source.progress.steps
+        ended_offline = isinstance(source, ReplaySource) and source.offline_updates > 0 and not source.is_offline
+        return (ended_offline and steps == 0) or (self._is_fine_tuning and steps >= self.schedule.total)
 
     def notices(self) -> Sequence[tuple[str, str]]:
         """Notices about the device, from the policy, and about the resume."""
@@ -216,7 +227,8 @@ def open_dataset(config: RunConfig, env: VectorEnv) -> Dataset | None:
         raise DatasetError("dataset.id", dataset.dataset_id, reason, "Leave env.id out, or use another dataset")
     for name in ("observation_space", "action_space"):
         theirs, ours = getattr(dataset, name), getattr(env, name)
-        if not is_same_shape(theirs, ours):
+        # Environments here have flat keys such as "camera/rgb", files have nested groups.
+        if not is_same_shape(nest(theirs), nest(ours)):
             reason = f"its {name} is {theirs}, that of {config.env.id} is {ours}"
             raise DatasetError("dataset.id", dataset.dataset_id, reason, "Use the env.kwargs it was collected with")
     return dataset

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from palaestra.errors import ExperienceError
@@ -68,14 +67,14 @@ class DatasetSource(ExperienceSource[TransitionBatch]):
         }
 
     def state(self) -> SavedState:
-        """The random state; a batch that was taken back is drawn again."""
-        return SavedState({"transitions": torch.tensor(self.size)}, {"rng": self._rng.bit_generator.state})
+        """The state of the generator. A requeued batch is not kept."""
+        return SavedState({}, {"rng": self._rng.bit_generator.state, "transitions": self.size})
 
     def load_state(self, state: SavedState) -> bool:
         """Continue with the next minibatch."""
-        stored: Any = state.tensors.get("transitions")
-        if stored is not None and int(stored) != self.size:
-            raise ExperienceError(f"DatasetSource: the state is of {int(stored)} transitions, these are {self.size}.")
+        stored = int(state.facts.get("transitions", self.size))
+        if stored != self.size:
+            raise ExperienceError(f"DatasetSource: the state is of {stored} transitions, these are {self.size}.")
         self._rng.bit_generator.state = state.facts["rng"]
         return True
 
