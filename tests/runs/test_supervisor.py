@@ -674,7 +674,8 @@ def test_a_lost_run_that_was_resumed_without_the_service_has_the_outcome_of_its_
     write_json(run.path / "resolved.json", {"env": {"id": "CartPole-v1"}, "algorithm": {"name": "sac"}})
 
     async def body():
-        from palaestra.telemetry import Journal, PhaseChanged, TrainingStep
+        from palaestra.telemetry import Journal, TrainingStep
+        from palaestra.telemetry.event import PhaseChanged
 
         with Journal(run.attempt(1).journal) as journal:
             journal.emit(TrainingStep(1, 600, {}))
