@@ -44,6 +44,7 @@ from palaestra.runs.runner import (
     RunnerCapabilities,
     StdoutLines,
 )
+from palaestra.runs.runners.spade_bdi_checks import begin_stream
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
@@ -367,13 +368,13 @@ def _xmpp_findings(config: XmppConfig, machine: Machine) -> list[Finding]:
         return [Finding("xmpp", "refused", text, f"export {config.password_variable}=… and restart the service")]
     where = f"{config.host}:{config.port or 5222}"
     try:
-        with socket.create_connection((config.host, config.port or 5222), _CONNECT_TIMEOUT_S) as connection:
-            address = ipaddress.ip_address(connection.getpeername()[0])
+        domain = config.jid.rpartition("@")[2].partition("/")[0]
+        address = begin_stream(config.host, config.port or 5222, domain, _CONNECT_TIMEOUT_S)
     except (OSError, UnicodeError) as error:
         text = f"xmpp.host = {config.host!r}: the server at {where} does not answer ({error})"
         remedy = "Start it, or leave xmpp.host out: then a server is embedded"
         return [Finding("xmpp", "refused", text, remedy)]
-    if not config.verify_tls and not address.is_loopback:
+    if not config.verify_tls and not ipaddress.ip_address(address).is_loopback:
         text = f"xmpp.verify_tls is false: the password may reach another server than {where}"
         return [Finding("xmpp", "warning", text, "Give the server a certificate that can be verified")]
     return [Finding("xmpp", "ok", f"the server at {where} answers")]
