@@ -44,7 +44,7 @@ from palaestra.runs.runner import (
     RunnerCapabilities,
     StdoutLines,
 )
-from palaestra.runs.runners.spade_bdi_checks import begin_stream
+from palaestra.runs.runners.spade_bdi_checks import begin_stream, find_syntax_fault
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
@@ -209,12 +209,14 @@ class SpadeBdiRunner:
         except ConfigError as error:
             check = error.place if error.place in ("script", "python", "env", "warm_start", "asl") else "flag"
             return [Finding.from_error(check, error)]
-        findings = _xmpp_findings(config.xmpp, machine)
+        findings = [*_xmpp_findings(config.xmpp, machine), *_syntax_findings(_asl_path(spec, config))]
+        if any(finding.check == "asl" for finding in findings):
+            return findings
         if interpreter is None:
             findings += ENVIRONMENT.findings(machine)
             if not any(finding.level == "refused" for finding in findings):
-                text = "plans and environment are checked when the run starts, in the environment that it creates"
-                findings.append(Finding("asl", "ok", text))
+                text = "plans and env are checked only when the run starts, in the Python environment that it creates"
+                findings.append(Finding("asl", "warning", text, f"palaestra runners --prepare {self.name}"))
             return findings
         return [*findings, *_check(spec, config, interpreter, machine).findings]
 
@@ -378,6 +380,19 @@ def _xmpp_findings(config: XmppConfig, machine: Machine) -> list[Finding]:
         text = f"xmpp.verify_tls is false: the password may reach another server than {where}"
         return [Finding("xmpp", "warning", text, "Give the server a certificate that can be verified")]
     return [Finding("xmpp", "ok", f"the server at {where} answers")]
+
+
+def _syntax_findings(path: Path | None) -> list[Finding]:
+    """Refuse plans whose text has an error that needs no parser. Those that ship have none."""
+    if path is None:
+        return []
+    try:
+        fault = find_syntax_fault(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [Finding("asl", "refused", f"{path} cannot be read ({error})", "Give the path of an AgentSpeak file")]
+    return (
+        [] if fault is None else [Finding("asl", "refused", f"{path}:{fault.line}: {fault.reason}", "Correct the line")]
+    )
 
 
 _answers: dict[tuple[str, ...], tuple[CheckAnswer, float]] = {}
