@@ -50,7 +50,7 @@ from palaestra.runs.wire import JsonObject
 
 PROGRAM = Path(__file__).with_name("programs") / "bdi_program.py"
 PLANS = PROGRAM.with_name("bdi") / "plans"
-ENVIRONMENT = RunnerEnvironment("spade_bdi", PROGRAM.with_name("bdi") / "requirements.txt")
+ENVIRONMENT = RunnerEnvironment("spade_bdi", PROGRAM.with_name("bdi") / "requirements.txt", size_mb=230)
 _ENVIRONMENTS = {
     "FrozenLake-v1": "Toy text",
     "FrozenLake8x8-v1": "Toy text",
