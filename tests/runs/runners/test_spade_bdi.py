@@ -61,6 +61,26 @@ def test_intentions_name_the_goal_and_the_plan_of_every_level(paths, machine):
     assert first.beliefs["plan"] == "explore"
 
 
+def test_beliefs_are_reported_while_an_episode_lasts(paths, machine, tmp_path):
+    # Left of the start is no ice: the agent stays where it is until the time limit, which takes more than a second.
+    asl = tmp_path / "stay.asl"
+    asl.write_text("!live.\n+!live <- .begin_episode; while (not over) { !act }.\n@stay\n+!act <- .do(0).\n")
+    config = {**SHORT, "episodes": 1, "asl": str(asl), "max_episode_steps": 40_000, "belief_interval_s": 0.1}
+    plan = SpadeBdiRunner().plan(bdi_spec(config=config), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    reports = [event.beliefs for event in read_events(plan) if isinstance(event, Belief)]
+    during = [report for report in reports if "over" not in report["beliefs"]]
+    steps = [report["step"] for report in during]
+    assert len(steps) > 2
+    assert steps == sorted(set(steps))
+    assert all(f"step({report['step']})" in report["beliefs"] for report in during)
+    assert {report["plan"] for report in during} == {"stay"}
+    assert during[-1]["intentions"][-1] == {"goal": "act", "plan": "stay"}
+
+
 def test_the_same_seed_gives_the_same_episodes_and_another_seed_others(paths, machine):
     episodes = []
     for number, seed in enumerate((3, 3, 4), 1):

@@ -123,6 +123,8 @@ class Body:
         """Skills that explored in this episode."""
         self._seed: int | None = seed
         self.on_episode: Any = lambda: None
+        self.on_step: Any = lambda: None
+        """Called after a step that does not end the episode."""
 
     @property
     def has_more_episodes(self) -> bool:
@@ -183,6 +185,8 @@ class Body:
             self._forget("bumped", 1)
         if result.terminated or result.truncated:
             self._end_episode(result.terminated)
+        else:
+            self.on_step()
 
     def _end_episode(self, terminated: bool) -> None:
         success = self.world.is_success

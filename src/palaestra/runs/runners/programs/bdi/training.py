@@ -84,7 +84,7 @@ class BdiTraining:
             seed=self.args.seed,
             threshold=settings["cache_threshold"],
         )
-        body.on_episode = self._finish_episode
+        body.on_episode, body.on_step = self._finish_episode, self._report_beliefs
         return body
 
     def _load(self, path: str) -> None:
