@@ -194,6 +194,7 @@ class BdiTraining:
             "plans_used": len(body.plans),
             "cached_policies": len(library.policies),
             "policy_repairs": body.repairs,
+            "recovered_failures": body.agent.recovered_failures,
             "skills": len(library.skills),
             "forbidden_actions": sum(int(skill.forbidden.sum()) for skill in library.skills.values()),
             "confidence": body.confidence() or 0.0,
