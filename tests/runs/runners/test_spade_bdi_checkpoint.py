@@ -25,21 +25,27 @@ from palaestra.runs.play.state import PlayState, StepReport, read_report
 from palaestra.runs.process.virtual_environment import LOCATION_VARIABLE
 from palaestra.runs.runners.programs.bdi.checkpoint import AgentState, save_checkpoint
 from palaestra.runs.runners.programs.bdi.skills import QLearning, SkillLibrary, Transition
-from palaestra.runs.runners.spade_bdi import PLANS, SpadeBdiRunner
+from palaestra.runs.runners.spade_bdi import PLANS, PROGRAM, SpadeBdiRunner
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry import EpisodeSummary
 from palaestra.telemetry.event import Belief
+from palaestra.train.play.environment import PolicyInput
+from palaestra.train.play.policies import PolicyCommand, PolicyProcess
 
 # Down, down, right, down, right, right: the shortest way around the holes of the lake.
 WAY = [1, 1, 2, 1, 2, 2]
 STATES = [0, 4, 8, 9, 13, 14, 15]
 
 
-def write_lake_agent(path, **changes):
-    """A checkpoint whose table prefers the shortest way, without a cached policy; returns its SHA-256."""
+def write_lake_agent(path, *, has_policy=False, steps=0, **changes):
+    """A checkpoint whose table prefers the shortest way; returns its SHA-256."""
     library = SkillLibrary(16, 4, QLearning(epsilon_start=0.1), seed=0)
     for state, action in zip(STATES, WAY, strict=False):
         library.get("ice").q[state, action] = 1.0
+    library.get("ice").steps = steps
+    if has_policy:
+        way = zip(STATES, WAY, STATES[1:], strict=False)
+        library.cache("ice", 10, [Transition(s, a, float(s == 14), t, s == 14) for s, a, t in way])
     state = AgentState(
         **{"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}, "family": "frozen_lake", "states": 16}
         | {"actions": 4, "episode": 10, "env_step": 60, "beliefs": ["hole(1,1)"], "plans": []}
@@ -130,6 +136,44 @@ def test_a_warm_start_begins_with_what_the_first_run_learned_and_found(paths, ma
     assert _refusal(machine, "lake", env_id="CliffWalking-v1")
     (refused,) = SpadeBdiRunner().preflight(bdi_spec(config=config), machine)
     assert (refused.check, refused.remedy) == ("flag", "Choose another name")
+
+
+def test_the_table_of_the_skill_in_use_is_drawn_and_none_while_it_is_unknown(tmp_path):
+    library = SkillLibrary(64, 4, QLearning(), seed=0)
+    for name, value in (("goal_5_0", 5.0), ("goal_7_7", 7.0)):
+        library.get(name).q[:] = value
+    goals = [[0, 5, 0], [1, 7, 7]]
+    state = AgentState("palaestra/GridWorld-v0", {"later_goals": goals}, "grid_world", 64, 4)
+    sha256 = save_checkpoint(str(tmp_path / "agent"), state, library, (PLANS / "grid_world.asl").read_text())
+    command = [bdi_python(), str(PROGRAM), "act", str(tmp_path / "agent"), "--sha256", sha256]
+    policy = PolicyProcess(PolicyCommand(argv=tuple(command)))
+
+    def read():
+        while True:
+            for message in policy.read():
+                return message.header
+
+    try:
+        tables = [read().get("q_table", "none announced")]
+        values = []
+        for episode in range(2):
+            policy.begin("", episode)
+            for cell in (0, 1, 2):
+                policy.ask(PolicyInput({"": np.array([cell])}))
+                answer = read()
+                tables.append(answer.get("q_table", "none announced"))
+                values.append(answer["outputs"]["q_values"])
+    finally:
+        policy.close()
+
+    # Two skills: which one is in use is known once the plans have learned from the first step of an episode.
+    first, second = [[5.0] * 4] * 64, [[7.0] * 4] * 64
+    assert tables == [
+        "none announced",
+        *["none announced", first, "none announced"],
+        *["none announced", second, "none announced"],
+    ]
+    assert values == [[], [5.0] * 4, [5.0] * 4, [], [7.0] * 4, [7.0] * 4]
 
 
 def _play(home, checkpoint, **options):

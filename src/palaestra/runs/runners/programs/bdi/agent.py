@@ -155,6 +155,10 @@ class Body:
         """Skills used in this episode."""
         self.explored: set[str] = set()
         """Skills that explored in this episode."""
+        self.last_skill = ""
+        """The skill that plans used last; empty before the first."""
+        self.row: int | None = None
+        """The row of its table that the last choice looked at; None if the plans chose without it."""
         self._seed: int | None = seed
         self.on_episode: Any = lambda: None
         self.on_step: Any = lambda: None
@@ -233,6 +237,7 @@ class Body:
 
     def learn(self, name: str, view: tuple[int, int, bool] | None = None) -> None:
         """Let a skill learn from the last step; a view replaces its states and says whether its part is over."""
+        self.last_skill = name
         if self.is_external or not self.steps:
             return
         state, action, reward, following, terminated = self.steps[-1]
@@ -279,8 +284,8 @@ class Body:
 
     def confidence(self) -> float | None:
         """The confidence in the skill that was used last; None as long as it is unknown."""
-        names = sorted(self.used) or sorted(self.library.skills)
-        return self.library.get(names[-1]).confidence if names else None
+        skill = self.library.skills.get(self.last_skill)
+        return None if skill is None else skill.confidence
 
     def _perceive_state(self) -> None:
         self.perceive([*self.world.percepts(), Percept("step", (self.length,))])

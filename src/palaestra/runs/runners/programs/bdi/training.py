@@ -202,9 +202,8 @@ class BdiTraining:
         }
         if recent:
             metrics["episode_return"] = float(np.mean(recent))
-        names = sorted(body.used) or sorted(library.skills)
-        if names:
-            metrics["epsilon"] = library.epsilon(names[-1])
+        if body.last_skill:
+            metrics["epsilon"] = library.epsilon(body.last_skill)
         emit("TrainingStep", update=body.episode, env_step=body.env_step, metrics=metrics)
         body.td_errors.clear()
         self._reported_at, self._reported_step = now, body.env_step
@@ -230,9 +229,8 @@ class BdiTraining:
         emit("Belief", agent=_AGENT, beliefs=beliefs)
 
     def _table_snapshot(self) -> list[list[float]] | None:
-        library = self.body.library
-        names = sorted(self.body.used) or sorted(library.skills)
-        return write_table(library.get(names[-1]).q) if names and library.states <= _MAX_SNAPSHOT_STATES else None
+        skill = self.body.library.skills.get(self.body.last_skill)
+        return None if skill is None or len(skill.q) > _MAX_SNAPSHOT_STATES else write_table(skill.q)
 
     def _save(self) -> str:
         body = self.body
