@@ -3,17 +3,20 @@
 import asyncio
 import hashlib
 import json
+import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.runs.runners.bdi import SHORT, bdi_python, bdi_spec, read_events
-from tests.runs.runners.conftest import run
+from tests.runs.runners.conftest import run, start
 
 from palaestra.errors import CheckpointError
 from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.phase import Phase
 from palaestra.runs.play.episode import open_episode
@@ -27,7 +30,7 @@ from palaestra.runs.runners.programs.bdi.checkpoint import AgentState, save_chec
 from palaestra.runs.runners.programs.bdi.skills import QLearning, SkillLibrary, Transition
 from palaestra.runs.runners.spade_bdi import PLANS, PROGRAM, SpadeBdiRunner
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
-from palaestra.telemetry import EpisodeSummary
+from palaestra.telemetry import CheckpointSaved, EpisodeSummary
 from palaestra.telemetry.event import Belief
 from palaestra.train.play.environment import PolicyInput
 from palaestra.train.play.policies import PolicyCommand, PolicyProcess
@@ -135,7 +138,73 @@ def test_a_warm_start_begins_with_what_the_first_run_learned_and_found(paths, ma
     assert [text for text in after if text.startswith("hole(")] == holes
     assert _refusal(machine, "lake", env_id="CliffWalking-v1")
     (refused,) = SpadeBdiRunner().preflight(bdi_spec(config=config), machine)
-    assert (refused.check, refused.remedy) == ("flag", "Choose another name")
+    assert (refused.check, refused.remedy) == ("flag", "Choose another name, or remove it")
+
+
+def test_a_run_that_is_stopped_keeps_its_checkpoint_under_its_name(paths, machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "home"))
+    config = {**SHORT, "episodes": 10_000_000, "save_as": "lake"}
+    plan = SpadeBdiRunner().plan(bdi_spec(config=config, seed=1), paths, machine)
+    log = Attempt(plan.paths.attempt_dir).stdout
+
+    with start(plan) as process:
+        deadline = time.monotonic() + 60
+        while not (log.exists() and "EpisodeSummary" in log.read_text()):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+
+    (saved,) = [event for event in read_events(plan) if isinstance(event, CheckpointSaved)]
+    kept = tmp_path / "home" / "var" / "training" / "custom" / "spade_bdi" / "lake"
+    assert hashlib.sha256((kept / "manifest.json").read_bytes()).hexdigest() == saved.sha256
+    assert _refusal(machine, "lake") == []
+
+
+def test_a_name_that_another_run_took_meanwhile_is_replaced_and_nothing_else_is_left(
+    paths, machine, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "home"))
+    agents = tmp_path / "home" / "var" / "training" / "custom" / "spade_bdi"
+    plan = SpadeBdiRunner().plan(bdi_spec(config={**SHORT, "save_as": "lake"}, seed=1), paths, machine)
+    write_lake_agent(agents / "lake")
+    (agents / "lake" / "notes.txt").write_text("of the other run")
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    (saved,) = [event for event in read_events(plan) if isinstance(event, CheckpointSaved)]
+    assert hashlib.sha256((agents / "lake" / "manifest.json").read_bytes()).hexdigest() == saved.sha256
+    assert [path.name for path in agents.iterdir()] == ["lake"]
+    assert not (agents / "lake" / "notes.txt").exists()
+
+
+def test_a_checkpoint_that_cannot_be_kept_is_a_failed_run_with_its_path(paths, machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "home"))
+    agents = tmp_path / "home" / "var" / "training" / "custom" / "spade_bdi"
+    plan = SpadeBdiRunner().plan(bdi_spec(config={**SHORT, "save_as": "lake"}, seed=1), paths, machine)
+    agents.mkdir(parents=True)
+    (agents / "lake").write_text("a file")
+
+    code, output = run(plan)
+
+    assert code == 2
+    (saved,) = [event for event in read_events(plan) if isinstance(event, CheckpointSaved)]
+    assert f"the checkpoint {saved.path} cannot be kept as {agents / 'lake'}" in output.splitlines()[-1]
+    assert [path.name for path in agents.iterdir()] == ["lake"]
+
+
+def test_only_complete_agents_are_offered_as_names(machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path))
+    agents = tmp_path / "var" / "training" / "custom" / "spade_bdi"
+    write_lake_agent(agents / "lake")
+    for name in ("pond.123.tmp", ".sea.123.new"):
+        (agents / name).mkdir()
+
+    (refused,) = SpadeBdiRunner().preflight(bdi_spec(warm_start="pond"), machine)
+
+    assert refused.remedy == "Known names: lake"
 
 
 def test_the_table_of_the_skill_in_use_is_drawn_and_none_while_it_is_unknown(tmp_path):

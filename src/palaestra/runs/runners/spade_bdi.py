@@ -138,7 +138,7 @@ class SpadeBdiConfig(Section):
     cache_threshold: float = Field(0.6, ge=0, le=1)
     """Confidence from which the plans cache a skill as a policy; the belief `cache_threshold`."""
     save_as: str = ""
-    """Keep the last checkpoint under this name in `custom/spade_bdi` of the state directory."""
+    """Keep the last checkpoint under this name in `custom/spade_bdi` of the state directory, also after a stop."""
     checkpoint_every: int | None = Field(None, ge=1)
     """Episodes between checkpoints (null: only at the end)."""
     report_every: int = Field(20, ge=1)
@@ -321,7 +321,7 @@ def _find_warm_start(spec: RunSpec, state: Path) -> Path:
     for path in candidates:
         if (path / "manifest.json").is_file():
             return path.absolute()
-    known = sorted(path.name for path in named_agents(state).glob("[!.]*") if path.is_dir())
+    known = sorted(path.parent.name for path in named_agents(state).glob("[!.]*/manifest.json"))
     remedy = f"Known names: {', '.join(known)}" if known else "Give a step_N directory of an earlier run"
     raise ConfigError("warm_start", name, "is neither a checkpoint of a BDI agent nor a name in the library", remedy)
 
@@ -334,8 +334,7 @@ def named_agents(state: Path) -> Path:
 def _check_export(config: SpadeBdiConfig, state: Path) -> None:
     path = named_agents(state) / config.save_as
     if config.save_as and path.exists():
-        reason = f"{path} exists and is never overwritten"
-        raise ConfigError("save_as", config.save_as, reason, "Choose another name")
+        raise ConfigError("save_as", config.save_as, f"{path} exists", "Choose another name, or remove it")
 
 
 def _state_directory(checkpoint: Path) -> Path | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -255,13 +256,36 @@ class BdiTraining:
         return path
 
     def _export(self) -> None:
-        """Copy the last checkpoint to the library of named agents."""
-        if not self.args.export or self.body.stopped or not self.body.env_step:
+        """Copy the last checkpoint to the library of named agents, also after a stop."""
+        if not self.args.export or not self.body.env_step:
             return
-        temporary = f"{self.args.export}.{os.getpid()}.tmp"
-        shutil.copytree(self._save(), temporary)
-        os.rename(temporary, self.args.export)
+        path = self._save()
+        try:
+            replace_directory(path, self.args.export)
+        except OSError as error:
+            reason = f"the checkpoint {path} cannot be kept as {self.args.export} ({error})"
+            raise CannotTrain(reason, "Copy that directory there, or use its path with --warm-start") from None
         emit("LogLine", level="info", text=f"kept as {self.args.export}")
+
+
+def replace_directory(source: str, target: str) -> None:
+    """Put a copy of a directory in place of another one, which stays if that fails. Between two renames none exists."""
+    parent, name = os.path.split(target)
+    # Hidden, because every visible directory there is the name of an agent.
+    new, old = (os.path.join(parent, f".{name}.{os.getpid()}.{suffix}") for suffix in ("new", "old"))
+    try:
+        shutil.copytree(source, new)
+        if os.path.isdir(target):
+            os.rename(target, old)
+        try:
+            os.rename(new, target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.rename(old, target)
+            raise
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def main(words: list[str]) -> int:
