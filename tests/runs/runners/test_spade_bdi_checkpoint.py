@@ -30,7 +30,7 @@ from palaestra.runs.runners.programs.bdi.checkpoint import AgentState, save_chec
 from palaestra.runs.runners.programs.bdi.skills import QLearning, SkillLibrary, Transition
 from palaestra.runs.runners.spade_bdi import PLANS, PROGRAM, SpadeBdiRunner
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
-from palaestra.telemetry import CheckpointSaved, EpisodeSummary
+from palaestra.telemetry import CheckpointSaved, EpisodeSummary, TrainingStep
 from palaestra.telemetry.event import Belief
 from palaestra.train.play.environment import PolicyInput
 from palaestra.train.play.policies import PolicyCommand, PolicyProcess
@@ -139,6 +139,35 @@ def test_a_warm_start_begins_with_what_the_first_run_learned_and_found(paths, ma
     assert _refusal(machine, "lake", env_id="CliffWalking-v1")
     (refused,) = SpadeBdiRunner().preflight(bdi_spec(config=config), machine)
     assert (refused.check, refused.remedy) == ("flag", "Choose another name, or remove it")
+
+
+def test_a_policy_that_leads_into_a_hole_is_dropped_and_another_way_is_found(paths, machine, tmp_path):
+    # Both epsilon and the table say that nothing is left to learn.
+    write_lake_agent(tmp_path / "agent", has_policy=True, steps=1_000_000, beliefs=[])
+    # A lake of the same size with a hole on the way of the policy, in its third state.
+    lake = ["SFFF", "FHFH", "HFFF", "FFFG"]
+    config = {"episodes": 60, "report_every": 1, "env_kwargs": {"is_slippery": False, "desc": lake}}
+    config["q_learning"] = {"learning_rate": 0.5}
+    spec = bdi_spec(config=config, seed=1, warm_start=str(tmp_path / "agent"))
+
+    code, output = run(plan := SpadeBdiRunner().plan(spec, paths, machine))
+
+    assert code == 0, output
+    events = read_events(plan)
+    episodes = [(event.episode_return, event.length) for event in events if isinstance(event, EpisodeSummary)]
+    metrics = [event.metrics for event in events if isinstance(event, TrainingStep)]
+    assert episodes[0] == (0.0, 2), "the policy leads into the hole"
+    assert [metrics[0][name] for name in ("policy_repairs", "cached_policies")] == [0, 1]
+    # The plans judge an episode after its report.
+    assert [metrics[1][name] for name in ("policy_repairs", "cached_policies")] == [1, 0]
+    assert metrics[1]["epsilon"] > 0.9, "the skill explores again"
+    assert 1.0 in [episode_return for episode_return, _ in episodes[:10]], (
+        "not after hundreds of steps along the old way"
+    )
+    assert [episode_return for episode_return, _ in episodes[-20:]] == [1.0] * 20
+    assert [metrics[-1][name] for name in ("policy_repairs", "cached_policies")] == [1, 1]
+    beliefs = [event for event in events if isinstance(event, Belief)][-1].beliefs["beliefs"]
+    assert "hole(0,2)" in beliefs
 
 
 def test_a_run_that_is_stopped_keeps_its_checkpoint_under_its_name(paths, machine, tmp_path, monkeypatch):
