@@ -61,6 +61,78 @@ def test_intentions_name_the_goal_and_the_plan_of_every_level(paths, machine):
     assert first.beliefs["plan"] == "explore"
 
 
+def test_beliefs_are_reported_while_an_episode_lasts(paths, machine, tmp_path):
+    # Left of the start is no ice: the agent stays where it is until the time limit, which takes more than a second.
+    asl = tmp_path / "stay.asl"
+    asl.write_text("!live.\n+!live <- .begin_episode; while (not over) { !act }.\n@stay\n+!act <- .do(0).\n")
+    config = {**SHORT, "episodes": 1, "asl": str(asl), "max_episode_steps": 40_000, "belief_interval_s": 0.1}
+    plan = SpadeBdiRunner().plan(bdi_spec(config=config), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    reports = [event.beliefs for event in read_events(plan) if isinstance(event, Belief)]
+    during = [report for report in reports if "over" not in report["beliefs"]]
+    steps = [report["step"] for report in during]
+    assert len(steps) > 2
+    assert steps == sorted(set(steps))
+    assert all(f"step({report['step']})" in report["beliefs"] for report in during)
+    assert {report["plan"] for report in during} == {"stay"}
+    assert during[-1]["intentions"][-1] == {"goal": "act", "plan": "stay"}
+
+
+RECOVERY = """
+!live.
++!live <- while (.more_episodes) { .begin_episode; while (not over) { !act } }.
+
+// The first plan fails in every second step: in !choose, which has a plan for that only in the start.
+@risky
++!act : step(N) & N mod 2 == 0 <- !choose(N, A); .do(A).
+@down
++!act <- .do(1).
+@instead
+-!act <- .do(2).
+
++!choose(N, A) <- .policy_action(nothing, A).
+@first
+-!choose(0, A) <- A = 0.
+"""
+
+
+def test_a_failed_plan_is_replaced_by_the_plan_for_the_failure_of_its_goal_or_of_the_goal_above(
+    paths, machine, tmp_path
+):
+    (tmp_path / "plans.asl").write_text(RECOVERY)
+    config = {**SHORT, "episodes": 1, "asl": str(tmp_path / "plans.asl")}
+    plan = SpadeBdiRunner().plan(bdi_spec(config=config), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    events = read_events(plan)
+    # Left (against the edge), down, right: into the hole at (1, 1).
+    (episode,) = [event for event in events if isinstance(event, EpisodeSummary)]
+    last = [event for event in events if isinstance(event, Belief)][-1].beliefs
+    assert episode.length == 3
+    assert {"at(1,1)", "outcome(failure)", "last_action(2)"} <= set(last["beliefs"])
+    assert last["plan"] == "instead"
+    metrics = [event.metrics for event in events if isinstance(event, TrainingStep)][-1]
+    assert (metrics["recovered_failures"], metrics["plans_used"]) == (2, 3)
+
+
+def test_a_plan_for_a_failure_that_fails_itself_ends_the_run(paths, machine, tmp_path):
+    (tmp_path / "plans.asl").write_text("!live.\n+!live <- .begin_episode; .do(7).\n-!live <- .do(8).\n")
+    config = {**SHORT, "asl": str(tmp_path / "plans.asl")}
+    plan = SpadeBdiRunner().plan(bdi_spec(config=config), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 2
+    assert "a plan failed: " in output.splitlines()[-1]
+    assert "plans.asl:3: action 8 is not one of 0 to 3" in output.splitlines()[-1]
+    assert "action 7" not in output.splitlines()[-1]
+
+
 def test_the_same_seed_gives_the_same_episodes_and_another_seed_others(paths, machine):
     episodes = []
     for number, seed in enumerate((3, 3, 4), 1):

@@ -3,17 +3,20 @@
 import asyncio
 import hashlib
 import json
+import signal
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.runs.runners.bdi import SHORT, bdi_python, bdi_spec, read_events
-from tests.runs.runners.conftest import run
+from tests.runs.runners.conftest import run, start
 
 from palaestra.errors import CheckpointError
 from palaestra.files.home import Home
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.phase import Phase
 from palaestra.runs.play.episode import open_episode
@@ -25,21 +28,27 @@ from palaestra.runs.play.state import PlayState, StepReport, read_report
 from palaestra.runs.process.virtual_environment import LOCATION_VARIABLE
 from palaestra.runs.runners.programs.bdi.checkpoint import AgentState, save_checkpoint
 from palaestra.runs.runners.programs.bdi.skills import QLearning, SkillLibrary, Transition
-from palaestra.runs.runners.spade_bdi import PLANS, SpadeBdiRunner
+from palaestra.runs.runners.spade_bdi import PLANS, PROGRAM, SpadeBdiRunner
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
-from palaestra.telemetry import EpisodeSummary
+from palaestra.telemetry import CheckpointSaved, EpisodeSummary, TrainingStep
 from palaestra.telemetry.event import Belief
+from palaestra.train.play.environment import PolicyInput
+from palaestra.train.play.policies import PolicyCommand, PolicyProcess
 
 # Down, down, right, down, right, right: the shortest way around the holes of the lake.
 WAY = [1, 1, 2, 1, 2, 2]
 STATES = [0, 4, 8, 9, 13, 14, 15]
 
 
-def write_lake_agent(path, **changes):
-    """A checkpoint whose table prefers the shortest way, without a cached policy; returns its SHA-256."""
+def write_lake_agent(path, *, has_policy=False, steps=0, **changes):
+    """A checkpoint whose table prefers the shortest way; returns its SHA-256."""
     library = SkillLibrary(16, 4, QLearning(epsilon_start=0.1), seed=0)
     for state, action in zip(STATES, WAY, strict=False):
         library.get("ice").q[state, action] = 1.0
+    library.get("ice").steps = steps
+    if has_policy:
+        way = zip(STATES, WAY, STATES[1:], strict=False)
+        library.cache("ice", 10, [Transition(s, a, float(s == 14), t, s == 14) for s, a, t in way])
     state = AgentState(
         **{"env_id": "FrozenLake-v1", "env_kwargs": {"is_slippery": False}, "family": "frozen_lake", "states": 16}
         | {"actions": 4, "episode": 10, "env_step": 60, "beliefs": ["hole(1,1)"], "plans": []}
@@ -129,7 +138,140 @@ def test_a_warm_start_begins_with_what_the_first_run_learned_and_found(paths, ma
     assert [text for text in after if text.startswith("hole(")] == holes
     assert _refusal(machine, "lake", env_id="CliffWalking-v1")
     (refused,) = SpadeBdiRunner().preflight(bdi_spec(config=config), machine)
-    assert (refused.check, refused.remedy) == ("flag", "Choose another name")
+    assert (refused.check, refused.remedy) == ("flag", "Choose another name, or remove it")
+
+
+def test_a_policy_that_leads_into_a_hole_is_dropped_and_another_way_is_found(paths, machine, tmp_path):
+    # Both epsilon and the table say that nothing is left to learn.
+    write_lake_agent(tmp_path / "agent", has_policy=True, steps=1_000_000, beliefs=[])
+    # A lake of the same size with a hole on the way of the policy, in its third state.
+    lake = ["SFFF", "FHFH", "HFFF", "FFFG"]
+    config = {"episodes": 60, "report_every": 1, "env_kwargs": {"is_slippery": False, "desc": lake}}
+    config["q_learning"] = {"learning_rate": 0.5}
+    spec = bdi_spec(config=config, seed=1, warm_start=str(tmp_path / "agent"))
+
+    code, output = run(plan := SpadeBdiRunner().plan(spec, paths, machine))
+
+    assert code == 0, output
+    events = read_events(plan)
+    episodes = [(event.episode_return, event.length) for event in events if isinstance(event, EpisodeSummary)]
+    metrics = [event.metrics for event in events if isinstance(event, TrainingStep)]
+    assert episodes[0] == (0.0, 2), "the policy leads into the hole"
+    assert [metrics[0][name] for name in ("policy_repairs", "cached_policies")] == [0, 1]
+    # The plans judge an episode after its report.
+    assert [metrics[1][name] for name in ("policy_repairs", "cached_policies")] == [1, 0]
+    assert metrics[1]["epsilon"] > 0.9, "the skill explores again"
+    assert 1.0 in [episode_return for episode_return, _ in episodes[:10]], (
+        "not after hundreds of steps along the old way"
+    )
+    assert [episode_return for episode_return, _ in episodes[-20:]] == [1.0] * 20
+    assert [metrics[-1][name] for name in ("policy_repairs", "cached_policies")] == [1, 1]
+    beliefs = [event for event in events if isinstance(event, Belief)][-1].beliefs["beliefs"]
+    assert "hole(0,2)" in beliefs
+
+
+def test_a_run_that_is_stopped_keeps_its_checkpoint_under_its_name(paths, machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "home"))
+    config = {**SHORT, "episodes": 10_000_000, "save_as": "lake"}
+    plan = SpadeBdiRunner().plan(bdi_spec(config=config, seed=1), paths, machine)
+    log = Attempt(plan.paths.attempt_dir).stdout
+
+    with start(plan) as process:
+        deadline = time.monotonic() + 60
+        while not (log.exists() and "EpisodeSummary" in log.read_text()):
+            assert process.poll() is None, log.read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 130
+
+    (saved,) = [event for event in read_events(plan) if isinstance(event, CheckpointSaved)]
+    kept = tmp_path / "home" / "var" / "training" / "custom" / "spade_bdi" / "lake"
+    assert hashlib.sha256((kept / "manifest.json").read_bytes()).hexdigest() == saved.sha256
+    assert _refusal(machine, "lake") == []
+
+
+def test_a_name_that_another_run_took_meanwhile_is_replaced_and_nothing_else_is_left(
+    paths, machine, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "home"))
+    agents = tmp_path / "home" / "var" / "training" / "custom" / "spade_bdi"
+    plan = SpadeBdiRunner().plan(bdi_spec(config={**SHORT, "save_as": "lake"}, seed=1), paths, machine)
+    write_lake_agent(agents / "lake")
+    (agents / "lake" / "notes.txt").write_text("of the other run")
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    (saved,) = [event for event in read_events(plan) if isinstance(event, CheckpointSaved)]
+    assert hashlib.sha256((agents / "lake" / "manifest.json").read_bytes()).hexdigest() == saved.sha256
+    assert [path.name for path in agents.iterdir()] == ["lake"]
+    assert not (agents / "lake" / "notes.txt").exists()
+
+
+def test_a_checkpoint_that_cannot_be_kept_is_a_failed_run_with_its_path(paths, machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "home"))
+    agents = tmp_path / "home" / "var" / "training" / "custom" / "spade_bdi"
+    plan = SpadeBdiRunner().plan(bdi_spec(config={**SHORT, "save_as": "lake"}, seed=1), paths, machine)
+    agents.mkdir(parents=True)
+    (agents / "lake").write_text("a file")
+
+    code, output = run(plan)
+
+    assert code == 2
+    (saved,) = [event for event in read_events(plan) if isinstance(event, CheckpointSaved)]
+    assert f"the checkpoint {saved.path} cannot be kept as {agents / 'lake'}" in output.splitlines()[-1]
+    assert [path.name for path in agents.iterdir()] == ["lake"]
+
+
+def test_only_complete_agents_are_offered_as_names(machine, tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path))
+    agents = tmp_path / "var" / "training" / "custom" / "spade_bdi"
+    write_lake_agent(agents / "lake")
+    for name in ("pond.123.tmp", ".sea.123.new"):
+        (agents / name).mkdir()
+
+    (refused,) = SpadeBdiRunner().preflight(bdi_spec(warm_start="pond"), machine)
+
+    assert refused.remedy == "Known names: lake"
+
+
+def test_the_table_of_the_skill_in_use_is_drawn_and_none_while_it_is_unknown(tmp_path):
+    library = SkillLibrary(64, 4, QLearning(), seed=0)
+    for name, value in (("goal_5_0", 5.0), ("goal_7_7", 7.0)):
+        library.get(name).q[:] = value
+    goals = [[0, 5, 0], [1, 7, 7]]
+    state = AgentState("palaestra/GridWorld-v0", {"later_goals": goals}, "grid_world", 64, 4)
+    sha256 = save_checkpoint(str(tmp_path / "agent"), state, library, (PLANS / "grid_world.asl").read_text())
+    command = [bdi_python(), str(PROGRAM), "act", str(tmp_path / "agent"), "--sha256", sha256]
+    policy = PolicyProcess(PolicyCommand(argv=tuple(command)))
+
+    def read():
+        while True:
+            for message in policy.read():
+                return message.header
+
+    try:
+        tables = [read().get("q_table", "none announced")]
+        values = []
+        for episode in range(2):
+            policy.begin("", episode)
+            for cell in (0, 1, 2):
+                policy.ask(PolicyInput({"": np.array([cell])}))
+                answer = read()
+                tables.append(answer.get("q_table", "none announced"))
+                values.append(answer["outputs"]["q_values"])
+    finally:
+        policy.close()
+
+    # Two skills: which one is in use is known once the plans have learned from the first step of an episode.
+    first, second = [[5.0] * 4] * 64, [[7.0] * 4] * 64
+    assert tables == [
+        "none announced",
+        *["none announced", first, "none announced"],
+        *["none announced", second, "none announced"],
+    ]
+    assert values == [[], [5.0] * 4, [5.0] * 4, [], [7.0] * 4, [7.0] * 4]
 
 
 def _play(home, checkpoint, **options):

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -215,15 +216,63 @@ def test_a_server_that_does_not_answer_is_refused_before_the_run(machine):
     assert "embedded" in refused.remedy
 
 
-def test_a_server_that_accepts_and_says_nothing_ends_the_run_in_time(paths, machine):
+def test_a_server_that_accepts_and_says_nothing_is_refused_and_ends_a_run_that_meets_it_in_time(paths, machine):
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         spec = _external(machine, port, timeout_s=1)
-        assert [one.level for one in SpadeBdiRunner().preflight(spec, machine) if one.check == "xmpp"] == ["ok"]
+        findings = SpadeBdiRunner().preflight(spec, machine)
         code, output = run(SpadeBdiRunner().plan(spec, paths, machine))
 
+    (refused,) = [one for one in findings if one.level == "refused"]
+    assert refused.check == "xmpp"
+    assert f"the server at 127.0.0.1:{port} does not answer (it began no XMPP stream within 3 s)" in refused.text
+    assert "embedded" in refused.remedy
     assert code == 2
     assert f"the XMPP server at 127.0.0.1:{port} did not answer within 1 s" in output.splitlines()[-1]
+
+
+@contextlib.contextmanager
+def _server_that_answers(answer):
+    """A server that reads until the header of a stream is complete, sends an answer and closes the connection."""
+    received = []
+
+    def serve(listener):
+        connection, _ = listener.accept()
+        with connection:
+            data = b""
+            while not data.endswith(b"streams'>"):
+                data += connection.recv(4096)
+            received.append(data.decode())
+            connection.sendall(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        yield listener.getsockname()[1], received
+        thread.join(30)
+
+
+STREAM = b"<?xml version='1.0'?><stream:stream xmlns='jabber:client' from='localhost' version='1.0'>"
+
+
+def test_a_server_that_begins_a_stream_answers(machine):
+    with _server_that_answers(STREAM) as (port, received):
+        findings = SpadeBdiRunner().preflight(_external(machine, port), machine)
+
+    assert [(one.level, one.text) for one in findings if one.check == "xmpp"] == [
+        ("ok", f"the server at 127.0.0.1:{port} answers")
+    ]
+    assert 'to="localhost"' in received[0]
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b""])
+def test_a_server_of_another_protocol_is_refused_with_its_answer(machine, answer):
+    with _server_that_answers(answer) as (port, _):
+        findings = SpadeBdiRunner().preflight(_external(machine, port), machine)
+
+    (refused,) = [one for one in findings if one.level == "refused"]
+    assert f"the server at 127.0.0.1:{port} does not answer (it began no XMPP stream; its answer was" in refused.text
+    assert answer[:8].decode() in refused.text
 
 
 def test_a_missing_password_names_the_variable(machine):

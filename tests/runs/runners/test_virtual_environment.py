@@ -4,6 +4,8 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +29,7 @@ CLOSED = {
 def _environment(tmp_path, *pins):
     requirements = tmp_path / "requirements.txt"
     requirements.write_text("".join(f"{pin}\n" for pin in pins))
-    return RunnerEnvironment("trial", requirements)
+    return RunnerEnvironment("trial", requirements, size_mb=1)
 
 
 def _machine(tmp_path, **variables):
@@ -89,6 +91,54 @@ def test_a_machine_without_an_index_is_told_before_the_run(tmp_path, monkeypatch
     (missing,) = [one for one in SpadeBdiRunner().readiness(spec, _machine(tmp_path, **CLOSED)) if one.level != "ok"]
     assert missing.check == "python"
     assert not (tmp_path / "environments").exists(), "a preflight creates nothing"
+
+
+def test_too_little_space_for_the_environment_is_refused_with_both_numbers(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path))
+    measured = []
+
+    def measure(path):
+        measured.append(Path(path))
+        return SimpleNamespace(free=229 * 10**6)
+
+    monkeypatch.setattr("shutil.disk_usage", measure)
+    spec = RunSpec(runner="spade-bdi", env_id="FrozenLake-v1")
+
+    # Much is free where runs are stored; the environment lies elsewhere.
+    findings = SpadeBdiRunner().preflight(spec, _machine(tmp_path))
+
+    (refused,) = [one for one in findings if one.level == "refused"]
+    assert refused.check == "disk"
+    assert f"needs about 230 MB, and 229 MB are free at {tmp_path}" in refused.text
+    assert LOCATION_VARIABLE in refused.remedy
+    assert measured == [tmp_path]
+
+
+def test_plans_that_nothing_could_check_yet_are_a_warning_with_the_command_that_prepares_the_check(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path))
+    monkeypatch.setattr("palaestra.runs.process.virtual_environment._find_index_fault", lambda *_: "")
+    spec = RunSpec(runner="spade-bdi", env_id="FrozenLake-v1")
+
+    findings = SpadeBdiRunner().preflight(spec, _machine(tmp_path))
+
+    (warning,) = [one for one in findings if one.level != "ok"]
+    assert (warning.level, warning.check) == ("warning", "asl")
+    assert "only when the run starts" in warning.text
+    assert warning.remedy == "palaestra runners --prepare spade-bdi"
+
+
+def test_an_error_in_plans_is_refused_with_its_line_before_the_environment_exists(tmp_path, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path))
+    (tmp_path / "plans.asl").write_text("!live.\n+!live <- .begin_episode; .do(1\n")
+    spec = RunSpec(runner="spade-bdi", env_id="FrozenLake-v1", config={"asl": "plans.asl"}, invoked_from=tmp_path)
+
+    findings = SpadeBdiRunner().preflight(spec, _machine(tmp_path))
+
+    (refused,) = [one for one in findings if one.level == "refused"]
+    assert refused.check == "asl"
+    assert refused.text == f"{tmp_path}/plans.asl:2: ( is not closed before the end of the file"
 
 
 def test_an_interpreter_without_the_packages_is_refused_with_the_command_that_installs_them(tmp_path, monkeypatch):

@@ -443,3 +443,21 @@ def test_the_table_of_a_loaded_policy_is_given_to_the_cells_until_another_policy
         play.run(0.2)
         table = play.environment.table
         assert (None if table is None else table.tolist()) == expected
+
+
+def test_a_policy_with_several_tables_says_which_one_is_in_use_and_an_episode_begins_with_none(start):
+    class Tabled(Counting):
+        def grid(self, q_table):
+            self.tables = [*getattr(self, "tables", []), None if q_table is None else q_table.tolist()]
+
+    play = start(Tabled(length=3), mode="agent")
+    policy = Scripted({})
+    play.loop.load(policy, PolicyStatus(state="loading", name="p", checkpoint="c"))
+    play.loop.read_policy(policy)
+    play.environment.tables = []
+    for header in ({}, {"q_table": [[1.0, 2.0]]}, {}):
+        policy.answer(0, **header)
+        play.loop.read_policy(policy)
+        play.run(0.1)
+    play.send(Reset())
+    assert play.environment.tables == [None, [[1.0, 2.0]], [[1.0, 2.0]], None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -36,6 +37,8 @@ class RunnerEnvironment:
     name: str
     requirements: Path
     """File with one pinned requirement per line, dependencies included."""
+    size_mb: int
+    """What it takes on the disk, about."""
 
     def directory(self, machine: Machine, state: Path | None = None) -> Path:
         """Where it is or will be; another Python or other pins are another environment."""
@@ -69,6 +72,11 @@ class RunnerEnvironment:
             return [
                 Finding("python", "refused", text, "Install it (Debian: apt install python3-venv), or use --python")
             ]
+        existing = next(path for path in directory.parents if path.exists())
+        free_mb = shutil.disk_usage(existing).free // 10**6
+        if free_mb < self.size_mb:
+            text = f"the environment {directory} needs about {self.size_mb} MB, and {free_mb} MB are free at {existing}"
+            return [Finding("disk", "refused", text, f"Free space there, or set {LOCATION_VARIABLE} to a larger disk")]
         reason = _find_index_fault(self.requirements, machine)
         if reason:
             text = f"the environment {directory} does not exist and cannot be created: {reason}"
@@ -76,7 +84,9 @@ class RunnerEnvironment:
                 "Connect to a package index (PIP_INDEX_URL), or name an interpreter that has the packages with --python"
             )
             return [Finding("python", "refused", text, remedy)]
-        text = f"the environment {directory} will be created when the run starts (about half a minute, 230 MB)"
+        text = (
+            f"the environment {directory} will be created when the run starts (about half a minute, {self.size_mb} MB)"
+        )
         return [Finding("python", "ok", text)]
 
 

@@ -44,12 +44,13 @@ from palaestra.runs.runner import (
     RunnerCapabilities,
     StdoutLines,
 )
+from palaestra.runs.runners.spade_bdi_checks import begin_stream, find_syntax_fault
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
 PROGRAM = Path(__file__).with_name("programs") / "bdi_program.py"
 PLANS = PROGRAM.with_name("bdi") / "plans"
-ENVIRONMENT = RunnerEnvironment("spade_bdi", PROGRAM.with_name("bdi") / "requirements.txt")
+ENVIRONMENT = RunnerEnvironment("spade_bdi", PROGRAM.with_name("bdi") / "requirements.txt", size_mb=230)
 _ENVIRONMENTS = {
     "FrozenLake-v1": "Toy text",
     "FrozenLake8x8-v1": "Toy text",
@@ -137,7 +138,7 @@ class SpadeBdiConfig(Section):
     cache_threshold: float = Field(0.6, ge=0, le=1)
     """Confidence from which the plans cache a skill as a policy; the belief `cache_threshold`."""
     save_as: str = ""
-    """Keep the last checkpoint under this name in `custom/spade_bdi` of the state directory."""
+    """Keep the last checkpoint under this name in `custom/spade_bdi` of the state directory, also after a stop."""
     checkpoint_every: int | None = Field(None, ge=1)
     """Episodes between checkpoints (null: only at the end)."""
     report_every: int = Field(20, ge=1)
@@ -208,12 +209,14 @@ class SpadeBdiRunner:
         except ConfigError as error:
             check = error.place if error.place in ("script", "python", "env", "warm_start", "asl") else "flag"
             return [Finding.from_error(check, error)]
-        findings = _xmpp_findings(config.xmpp, machine)
+        findings = [*_xmpp_findings(config.xmpp, machine), *_syntax_findings(_asl_path(spec, config))]
+        if any(finding.check == "asl" for finding in findings):
+            return findings
         if interpreter is None:
             findings += ENVIRONMENT.findings(machine)
             if not any(finding.level == "refused" for finding in findings):
-                text = "plans and environment are checked when the run starts, in the environment that it creates"
-                findings.append(Finding("asl", "ok", text))
+                text = "plans and env are checked only when the run starts, in the Python environment that it creates"
+                findings.append(Finding("asl", "warning", text, f"palaestra runners --prepare {self.name}"))
             return findings
         return [*findings, *_check(spec, config, interpreter, machine).findings]
 
@@ -318,7 +321,7 @@ def _find_warm_start(spec: RunSpec, state: Path) -> Path:
     for path in candidates:
         if (path / "manifest.json").is_file():
             return path.absolute()
-    known = sorted(path.name for path in named_agents(state).glob("[!.]*") if path.is_dir())
+    known = sorted(path.parent.name for path in named_agents(state).glob("[!.]*/manifest.json"))
     remedy = f"Known names: {', '.join(known)}" if known else "Give a step_N directory of an earlier run"
     raise ConfigError("warm_start", name, "is neither a checkpoint of a BDI agent nor a name in the library", remedy)
 
@@ -331,8 +334,7 @@ def named_agents(state: Path) -> Path:
 def _check_export(config: SpadeBdiConfig, state: Path) -> None:
     path = named_agents(state) / config.save_as
     if config.save_as and path.exists():
-        reason = f"{path} exists and is never overwritten"
-        raise ConfigError("save_as", config.save_as, reason, "Choose another name")
+        raise ConfigError("save_as", config.save_as, f"{path} exists", "Choose another name, or remove it")
 
 
 def _state_directory(checkpoint: Path) -> Path | None:
@@ -367,16 +369,29 @@ def _xmpp_findings(config: XmppConfig, machine: Machine) -> list[Finding]:
         return [Finding("xmpp", "refused", text, f"export {config.password_variable}=… and restart the service")]
     where = f"{config.host}:{config.port or 5222}"
     try:
-        with socket.create_connection((config.host, config.port or 5222), _CONNECT_TIMEOUT_S) as connection:
-            address = ipaddress.ip_address(connection.getpeername()[0])
+        domain = config.jid.rpartition("@")[2].partition("/")[0]
+        address = begin_stream(config.host, config.port or 5222, domain, _CONNECT_TIMEOUT_S)
     except (OSError, UnicodeError) as error:
         text = f"xmpp.host = {config.host!r}: the server at {where} does not answer ({error})"
         remedy = "Start it, or leave xmpp.host out: then a server is embedded"
         return [Finding("xmpp", "refused", text, remedy)]
-    if not config.verify_tls and not address.is_loopback:
+    if not config.verify_tls and not ipaddress.ip_address(address).is_loopback:
         text = f"xmpp.verify_tls is false: the password may reach another server than {where}"
         return [Finding("xmpp", "warning", text, "Give the server a certificate that can be verified")]
     return [Finding("xmpp", "ok", f"the server at {where} answers")]
+
+
+def _syntax_findings(path: Path | None) -> list[Finding]:
+    """Refuse plans whose text has an error that needs no parser. Those that ship have none."""
+    if path is None:
+        return []
+    try:
+        fault = find_syntax_fault(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        return [Finding("asl", "refused", f"{path} cannot be read ({error})", "Give the path of an AgentSpeak file")]
+    return (
+        [] if fault is None else [Finding("asl", "refused", f"{path}:{fault.line}: {fault.reason}", "Correct the line")]
+    )
 
 
 _answers: dict[tuple[str, ...], tuple[CheckAnswer, float]] = {}

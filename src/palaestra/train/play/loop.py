@@ -402,7 +402,7 @@ class PlayLoop:
             self._acting.policy.close()
         notes = seat.status.notes + tuple(str(note) for note in message.header.get("notes") or ())
         seat.status = dataclasses.replace(seat.status, state="ready", notes=notes)
-        seat.q_table = read_q_table(message.header.get("q_table"))
+        seat.own_table = read_q_table(message.header.get("q_table"))
         self._acting, self._loading = seat, None
         seat.begin(description.instruction, self._seed)
         self._ask()

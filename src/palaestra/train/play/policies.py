@@ -7,6 +7,7 @@ A policy process reads messages (`runs.play.protocol`) from standard input and w
     it reads    {"type": "begin", "instruction", "seed"} at the beginning of an episode (no reply)
     it reads    {"type": "act", "arrays": [{"name", "dtype", "shape"}], "action_mask"}, payload: the arrays or a picture
     it writes   {"type": "action", "action", "outputs"}; "chunk": true when the action is a list of actions to perform
+                one with several tables adds the "q_table" that it uses when that changes in an episode; null: none
 
 It ends when its standard input is closed. Our own checkpoints act in `own_policy.py`, those of Stable-Baselines3 and
 CleanRL in `runs/runners/programs/policy_program.py`; other runners bring a program of their own.
@@ -27,7 +28,7 @@ import numpy as np
 from palaestra.runs.play.protocol import Message, MessageBuffer, pack
 from palaestra.runs.play.state import PolicyStatus
 from palaestra.train.play.environment import PlayEnvironment, PolicyInput
-from palaestra.train.play.grid import QTable
+from palaestra.train.play.grid import QTable, read_q_table
 
 _MAX_CHUNK = 1024
 _END_TIMEOUT_S = 5.0
@@ -141,8 +142,10 @@ class ActingPolicy:
     def __init__(self, policy: Policy, status: PolicyStatus) -> None:
         self.policy, self.status = policy, status
         self.outputs: dict[str, Any] = {}
+        self.own_table: QTable | None = None
+        """Values of actions by state, of policies with one table."""
         self.q_table: QTable | None = None
-        """Values of actions by state, of tabular policies."""
+        """The table that is in use at this moment."""
         self._asked_at: Moment | None = None
         self._answer: list[Any] = []
         """The action for the current observation, followed by the rest of its chunk; empty until it has arrived."""
@@ -155,6 +158,7 @@ class ActingPolicy:
     def begin(self, instruction: str, seed: int) -> None:
         """Begin an episode."""
         self.discard()
+        self.q_table = self.own_table
         self.policy.begin(instruction, seed)
 
     def ask(self, now: Moment, observation: Callable[[], PolicyInput]) -> None:
@@ -166,6 +170,9 @@ class ActingPolicy:
     def accept(self, message: Message, now: Moment) -> bool:
         """Take an answer; False if it is about an observation that has passed."""
         asked_at, self._asked_at = self._asked_at, None
+        # An answer that is too late for its step still says which table the policy uses in this episode.
+        if "q_table" in message.header and asked_at is not None and asked_at[0] == now[0]:
+            self.q_table = read_q_table(message.header["q_table"])
         if asked_at != now:
             return False
         action = message.header.get("action")

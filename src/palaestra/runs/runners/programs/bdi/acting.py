@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 from .actions import PlanActions
 from .agent import Body, LogCapture, PlanError, build_agent, step_agent
 from .checkpoint import AgentState, BadCheckpoint, load_checkpoint, read_checkpoint
-from .skills import QLearning, SkillLibrary, write_table
+from .skills import QLearning, Skill, SkillLibrary, write_table
 from .worlds import World, load_module, make_env
 
 _MAX_INSTRUCTIONS = 100_000
@@ -31,7 +31,7 @@ class PlayedAgent:
         self._library.explores = not deterministic
         self._capture = LogCapture()
         self._path = os.path.join(path, "plans.asl")
-        self._body, self._agent = self._build(0)
+        self.begin(0)
 
     @property
     def state(self) -> AgentState:
@@ -46,33 +46,51 @@ class PlayedAgent:
     def begin(self, seed: int) -> None:
         """Begin an episode with the beliefs of the checkpoint."""
         self._body, self._agent = self._build(seed)
+        self._announced = self._shown_skill()
 
     def act(self, state: int) -> dict[str, Any]:
         """The action for a state, and what led to it. `PlanError` if the plans choose none."""
         action = self._reason(state)
         if action is None:
             raise PlanError(f"{self._path}: the plans choose no action in state {state}")
-        names = sorted(self._body.used) or sorted(self._library.skills)
-        rows = write_table(self._library.get(names[-1]).q[state : state + 1]) if names else [[]]
-        return {
+        body, skill = self._body, self._shown_skill()
+        row = state if body.row is None and self._has_table else body.row
+        rows = [[]] if skill is None or row is None else write_table(skill.q[row : row + 1])
+        answer = {
             "action": action,
             "outputs": {
                 "q_values": rows[0],
-                "plan": self._body.plan,
-                "confidence": self._body.confidence(),
-                "beliefs": self._body.beliefs()[:_BELIEFS_SHOWN],
+                "plan": body.plan,
+                "confidence": body.confidence(),
+                "beliefs": body.beliefs()[:_BELIEFS_SHOWN],
             },
         }
+        if skill is not self._announced and self._has_table:
+            self._announced = skill
+            answer["q_table"] = self.q_table()
+        return answer
 
     def q_table(self) -> list[list[float]] | None:
-        """The values of the first skill if it has one row per state of the environment; None for parts of a task."""
-        names = sorted(self._library.skills)
-        return write_table(self._library.get(names[0]).q) if names and self._state.family != "taxi" else None
+        """The values of the skill in use; None as long as it could be one of several, and for parts of a task."""
+        skill = self._shown_skill()
+        return write_table(skill.q) if skill is not None and self._has_table else None
+
+    @property
+    def _has_table(self) -> bool:
+        """Whether a skill has one row per state of the environment. Those of Taxi have one per cell."""
+        return self._state.family != "taxi"
+
+    def _shown_skill(self) -> Skill | None:
+        """The skill that the plans used last in this episode, or the only one."""
+        skills = self._library.skills
+        only = next(iter(skills.values())) if len(skills) == 1 else None
+        return skills.get(self._body.last_skill, only)
 
     def _reason(self, state: int) -> int | None:
         """Let the plans run until they do something."""
         body = self._body
         body.take_choice()
+        body.row = None
         if not body.is_over:
             body.observe(state)
         for _ in range(_MAX_INSTRUCTIONS):

@@ -75,7 +75,7 @@ class PlanActions:
 
     def _choose(self, intention: Any, skill: Any, state: int, action: Any, *, explores: bool) -> bool:
         name = skill_name(skill, intention.scope)
-        self._body.chooser = "skill"
+        self._body.chooser, self._body.last_skill, self._body.row = "skill", name, state
         if explores:
             self._body.explored.add(name)
         choose = self._library.choose if explores else self._library.choose_best
@@ -120,9 +120,12 @@ class PlanActions:
         return True
 
     def _policy_action(self, intention: Any, skill: Any, action: Any) -> bool:
-        policy = self._library.policies.get(skill_name(skill, intention.scope))
-        self._body.chooser = "policy"
-        return policy is not None and _bind(action, policy.actions[self._body.world.state], intention)
+        name, body = skill_name(skill, intention.scope), self._body
+        policy = self._library.policies.get(name)
+        if policy is None:
+            return False
+        body.chooser, body.last_skill, body.row = "policy", name, body.world.state
+        return _bind(action, policy.actions[body.world.state], intention)
 
     def _follow_policy(self, intention: Any, skill: Any, steps: Any) -> bool:
         name, body = skill_name(skill, intention.scope), self._body
@@ -132,7 +135,7 @@ class PlanActions:
         for _ in range(_number(steps, intention)):
             if body.is_over or body.chosen is not None:
                 break
-            body.chooser = "policy"
+            body.chooser, body.last_skill, body.row = "policy", name, body.world.state
             body.perform(policy.actions[body.world.state])
             body.learn(name)
         return True

@@ -58,11 +58,13 @@ class LogCapture(logging.Handler):
 
 
 class TracedAgent(agentspeak.runtime.Agent):  # type: ignore[misc]  # the library has no types
-    """An agent that knows which plan each of its intentions executes."""
+    """An agent that knows which plan each of its intentions executes, and that can recover from a failed plan."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._labels: dict[int, str] = {}
+        self.recovered_failures = 0
+        """Plans that failed and were replaced by a plan for `-!goal`."""
 
     def add_plan(self, plan: Any) -> None:
         """Add a plan under its label, or under its trigger."""
@@ -81,7 +83,39 @@ class TracedAgent(agentspeak.runtime.Agent):  # type: ignore[misc]  # the librar
         for stack in self.intentions:
             if stack and not hasattr(stack[-1], "label"):
                 stack[-1].label = self._labels.get(id(stack[-1].instr), "")
+                stack[-1].can_recover = goal_type == agentspeak.GoalType.achievement
         return result
+
+    def recover(self) -> bool:
+        """Replace the plan that has just failed by a plan for `-!goal` of its goal, or of a goal that it belongs to.
+
+        The library parses such plans and never executes them. False if none applies.
+        """
+        stack = next(stack for stack in self.intentions if stack and stack[-1].waiter is None)
+        for depth in reversed(range(len(stack))):
+            failed = stack[depth]
+            # A plan for `-!goal` that fails itself is a failure of the goal above.
+            recovery = self._select_recovery(failed) if getattr(failed, "can_recover", False) else None
+            if recovery is not None:
+                while len(stack) > depth:
+                    stack.pop()
+                stack.append(recovery)
+                self.recovered_failures += 1
+                return True
+        return False
+
+    def _select_recovery(self, failed: Any) -> Any:
+        """An intention with the first applicable plan for the failure of a goal; None if there is none."""
+        goal = failed.head_term
+        key = (agentspeak.Trigger.removal, agentspeak.GoalType.achievement, goal.functor, len(goal.args))
+        for plan in self.plans.get(key, ()):
+            intention = agentspeak.runtime.Intention()
+            for _ in agentspeak.unify_annotated(plan.head, goal, intention.scope, intention.stack):
+                for _ in plan.context.execute(self, intention):
+                    intention.head_term, intention.calling_term = goal, failed.calling_term
+                    intention.instr, intention.label = plan.body, self._labels[id(plan.body)]
+                    return intention
+        return None
 
     def describe_intentions(self) -> list[dict[str, str]]:
         """The goal and the plan of every intention, from the outermost one on."""
@@ -121,8 +155,14 @@ class Body:
         """Skills used in this episode."""
         self.explored: set[str] = set()
         """Skills that explored in this episode."""
+        self.last_skill = ""
+        """The skill that plans used last; empty before the first."""
+        self.row: int | None = None
+        """The row of its table that the last choice looked at; None if the plans chose without it."""
         self._seed: int | None = seed
         self.on_episode: Any = lambda: None
+        self.on_step: Any = lambda: None
+        """Called after a step that does not end the episode."""
 
     @property
     def has_more_episodes(self) -> bool:
@@ -183,6 +223,8 @@ class Body:
             self._forget("bumped", 1)
         if result.terminated or result.truncated:
             self._end_episode(result.terminated)
+        else:
+            self.on_step()
 
     def _end_episode(self, terminated: bool) -> None:
         success = self.world.is_success
@@ -195,6 +237,7 @@ class Body:
 
     def learn(self, name: str, view: tuple[int, int, bool] | None = None) -> None:
         """Let a skill learn from the last step; a view replaces its states and says whether its part is over."""
+        self.last_skill = name
         if self.is_external or not self.steps:
             return
         state, action, reward, following, terminated = self.steps[-1]
@@ -241,8 +284,8 @@ class Body:
 
     def confidence(self) -> float | None:
         """The confidence in the skill that was used last; None as long as it is unknown."""
-        names = sorted(self.used) or sorted(self.library.skills)
-        return self.library.get(names[-1]).confidence if names else None
+        skill = self.library.skills.get(self.last_skill)
+        return None if skill is None else skill.confidence
 
     def _perceive_state(self) -> None:
         self.perceive([*self.world.percepts(), Percept("step", (self.length,))])
@@ -265,7 +308,7 @@ class Body:
         for stack in self.agent.intentions:
             if stack and stack[-1].waiter is None:
                 labels = [getattr(intention, "label", "") for intention in reversed(stack)]
-                return next((label for label in labels if not label.startswith("+")), labels[0])
+                return next((label for label in labels if not label.startswith(("+", "-"))), labels[0])
         return ""
 
 
@@ -319,8 +362,15 @@ def name_term(name: str) -> Any:
 
 
 def step_agent(agent: Any, capture: LogCapture) -> bool:
-    """Execute one instruction; False if nothing is ready. `PlanError` with file and line if a plan fails."""
+    """Execute one instruction; False if nothing is ready.
+
+    `PlanError` with file and line if a plan fails and no plan for the failure of its goal applies.
+    """
     try:
         return bool(agent.step())
     except (agentspeak.AggregatedError, agentspeak.AslError) as error:
-        raise PlanError("; ".join(capture.take()) or str(error)) from None
+        reason = "; ".join(capture.take()) or str(error)
+        # Other exceptions are faults of a program, not of a plan.
+        if isinstance(error.__context__, agentspeak.AslError) and agent.recover():
+            return True
+        raise PlanError(reason) from None

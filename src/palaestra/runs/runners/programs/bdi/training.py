@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -84,7 +85,7 @@ class BdiTraining:
             seed=self.args.seed,
             threshold=settings["cache_threshold"],
         )
-        body.on_episode = self._finish_episode
+        body.on_episode, body.on_step = self._finish_episode, self._report_beliefs
         return body
 
     def _load(self, path: str) -> None:
@@ -194,6 +195,7 @@ class BdiTraining:
             "plans_used": len(body.plans),
             "cached_policies": len(library.policies),
             "policy_repairs": body.repairs,
+            "recovered_failures": body.agent.recovered_failures,
             "skills": len(library.skills),
             "forbidden_actions": sum(int(skill.forbidden.sum()) for skill in library.skills.values()),
             "confidence": body.confidence() or 0.0,
@@ -201,9 +203,8 @@ class BdiTraining:
         }
         if recent:
             metrics["episode_return"] = float(np.mean(recent))
-        names = sorted(body.used) or sorted(library.skills)
-        if names:
-            metrics["epsilon"] = library.epsilon(names[-1])
+        if body.last_skill:
+            metrics["epsilon"] = library.epsilon(body.last_skill)
         emit("TrainingStep", update=body.episode, env_step=body.env_step, metrics=metrics)
         body.td_errors.clear()
         self._reported_at, self._reported_step = now, body.env_step
@@ -229,9 +230,8 @@ class BdiTraining:
         emit("Belief", agent=_AGENT, beliefs=beliefs)
 
     def _table_snapshot(self) -> list[list[float]] | None:
-        library = self.body.library
-        names = sorted(self.body.used) or sorted(library.skills)
-        return write_table(library.get(names[-1]).q) if names and library.states <= _MAX_SNAPSHOT_STATES else None
+        skill = self.body.library.skills.get(self.body.last_skill)
+        return None if skill is None or len(skill.q) > _MAX_SNAPSHOT_STATES else write_table(skill.q)
 
     def _save(self) -> str:
         body = self.body
@@ -256,13 +256,36 @@ class BdiTraining:
         return path
 
     def _export(self) -> None:
-        """Copy the last checkpoint to the library of named agents."""
-        if not self.args.export or self.body.stopped or not self.body.env_step:
+        """Copy the last checkpoint to the library of named agents, also after a stop."""
+        if not self.args.export or not self.body.env_step:
             return
-        temporary = f"{self.args.export}.{os.getpid()}.tmp"
-        shutil.copytree(self._save(), temporary)
-        os.rename(temporary, self.args.export)
+        path = self._save()
+        try:
+            replace_directory(path, self.args.export)
+        except OSError as error:
+            reason = f"the checkpoint {path} cannot be kept as {self.args.export} ({error})"
+            raise CannotTrain(reason, "Copy that directory there, or use its path with --warm-start") from None
         emit("LogLine", level="info", text=f"kept as {self.args.export}")
+
+
+def replace_directory(source: str, target: str) -> None:
+    """Put a copy of a directory in place of another one, which stays if that fails. Between two renames none exists."""
+    parent, name = os.path.split(target)
+    # Hidden, because every visible directory there is the name of an agent.
+    new, old = (os.path.join(parent, f".{name}.{os.getpid()}.{suffix}") for suffix in ("new", "old"))
+    try:
+        shutil.copytree(source, new)
+        if os.path.isdir(target):
+            os.rename(target, old)
+        try:
+            os.rename(new, target)
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.rename(old, target)
+            raise
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def main(words: list[str]) -> int:

@@ -29,13 +29,14 @@
 +!review <- !decide.
 
 // A path that worked once works again, unless the ice is slippery: then the skill has to show that it is good enough.
-// A better policy replaces the cached one, and one that fails too often is dropped.
+// A better policy replaces the cached one, and one that fails too often is dropped. On ice that is not slippery one
+// failure is enough: the lake is another one than that of the policy, so the skill explores as if it were new.
 @cache_path
 +!decide : not slippery & outcome(success) & not mode(follow) <- .cache_policy(ice).
 @cache
 +!decide : mode(rehearse) & outcome(success) & cache_threshold(T) & .confidence(ice, C) & C >= T <- .cache_policy(ice).
 @drop_path
-+!decide : not slippery & mode(follow) & not outcome(success) <- .drop_policy(ice).
++!decide : not slippery & mode(follow) & not outcome(success) <- .drop_policy(ice); .explore_again(ice).
 @drop
 +!decide : has_policy(ice, _) & cache_threshold(T) & .confidence(ice, C) & C < T / 2 <- .drop_policy(ice).
 @continue
