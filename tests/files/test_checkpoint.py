@@ -115,6 +115,10 @@ def test_another_kind_is_refused_by_name(tmp_path):
         load_checkpoint(tmp_path / "c", kind="vector")
     with pytest.raises(CheckpointError, match="is not of a model that operates screens"):
         load_checkpoint(OLD, kind="screens")
+    (tmp_path / "plans").mkdir()
+    (tmp_path / "plans" / "manifest.json").write_text('{"schema": 1, "kind": "spade_bdi", "files": {}}')
+    with pytest.raises(CheckpointError, match="was written by 'spade_bdi', not by palaestra"):
+        open_checkpoint(tmp_path / "plans")
 
 
 def test_a_policy_that_cannot_be_written_leaves_nothing(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
-from palaestra.files.run_directory import RunDirectory
+from palaestra.files.run_directory import RunDirectory, find_checkpoint
 
 
 def _run(root, name):
@@ -83,6 +83,13 @@ def test_a_run_that_is_being_made_is_not_found(tmp_path):
     (tmp_path / ".pole.123.tmp" / "resolved.json").write_text("{}")
     with pytest.raises(ConfigError, match="There are 0 runs under"):
         RunDirectory.find(".pole", tmp_path)
+
+
+def test_a_run_of_another_trainer_is_refused_by_its_name_where_a_checkpoint_of_ours_is_needed(tmp_path):
+    run = _run(tmp_path, "pole")
+    run.spec.write_text('{"runner": "corl"}')
+    with pytest.raises(ConfigError, match=r"is a run of corl, not of palaestra.*palaestra studio"):
+        find_checkpoint("pole", tmp_path)
 
 
 def test_an_unknown_run_is_refused_with_the_number_of_runs(tmp_path):

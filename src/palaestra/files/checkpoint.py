@@ -32,6 +32,7 @@ LEARNER, SOURCE, STATE, MANIFEST = "learner.safetensors", "source.safetensors", 
 
 _PLACE = "checkpoint"
 _REMEDY = "Use an earlier checkpoint"
+FOREIGN_REMEDY = "It acts in plays (palaestra studio), and records data with palaestra datasets create --checkpoint"
 _READ_ERRORS = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
@@ -88,7 +89,11 @@ def open_checkpoint(path: Path, *, kind: Kind | None = None) -> Checkpoint:
             raise CheckpointError(_PLACE, str(path), f"schema {schema} is newer than {SCHEMA}", "Upgrade palaestra")
         if schema < 1:
             raise ValueError(f"schema {schema} does not exist")
-        files, manifest_kind = manifest_files(raw, path), _manifest_kind(raw)
+        manifest_kind = _manifest_kind(raw)
+        if manifest_kind is None:
+            writer = json.loads(raw)["kind"]
+            raise CheckpointError(_PLACE, str(path), f"was written by {writer!r}, not by palaestra", FOREIGN_REMEDY)
+        files = manifest_files(raw, path)
     except _READ_ERRORS as error:
         raise CheckpointError(_PLACE, str(path), f"its manifest cannot be read ({error})", _REMEDY) from None
     if kind is not None and kind != manifest_kind:
@@ -196,10 +201,11 @@ def read_digests(raw: bytes) -> dict[str, FileDigest]:
     return files
 
 
-def _manifest_kind(raw: bytes) -> Kind:
+def _manifest_kind(raw: bytes) -> Kind | None:
+    """What a checkpoint was trained on; None if another program wrote it."""
     # Schema 1 used "ui" for screens and had no kind for vector environments.
     kinds: dict[str, Kind] = {"vector": "vector", "screens": "screens", "ui": "screens"}
-    return kinds[json.loads(raw).get("kind", "vector")]
+    return kinds.get(str(json.loads(raw).get("kind", "vector")))
 
 
 def _check_sections(state: Any) -> None:

@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 
 from palaestra.errors import CheckpointError, ConfigError, PalaestraError, UnknownRun
 from palaestra.files.atomic import atomic_directory, write_json, write_text
-from palaestra.files.checkpoint import MANIFEST, is_intact, list_checkpoints
+from palaestra.files.checkpoint import FOREIGN_REMEDY, MANIFEST, is_intact, list_checkpoints
 from palaestra.redaction import redact_command, redact_environment
 
 _RELEVANT = re.compile(r"^(PALAESTRA|OMP|MKL|OPENBLAS|NUMBA|CUDA|PYTHON|WANDB|MUJOCO|SDL|QT|XDG_CACHE)", re.IGNORECASE)
@@ -329,6 +329,9 @@ def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:
     if (path / MANIFEST).is_file() or path.name.startswith("update_"):
         return path
     run = RunDirectory.find(name, root)
+    runner = _read_json(run.spec).get("runner", "palaestra") if run.spec.exists() else "palaestra"
+    if runner != "palaestra":
+        raise CheckpointError("run", run.run_id, f"is a run of {runner}, not of palaestra", FOREIGN_REMEDY)
     path = (run.best_checkpoint() if which == "best" else None) or run.latest_checkpoint()
     if not is_intact(path):
         other = run.newest_intact_checkpoint()
