@@ -60,15 +60,15 @@ DATASETS = (
 )
 
 
-def call(*words: object) -> None:
+def call(*arguments: object) -> None:
     """Run the command line."""
-    subprocess.run([sys.executable, "-m", "palaestra", *map(str, words)], check=True)
+    subprocess.run([sys.executable, "-m", "palaestra", *map(str, arguments)], check=True)
 
 
 def find_checkpoint(dataset: Medium, update: int) -> Path:
     """A checkpoint of the newest run of the behaviour."""
-    found = sorted(Home.default().runs.glob(f"{dataset.run_name}-*/attempt_*/checkpoints/update_{update:08d}"))
-    return found[-1]
+    checkpoints = sorted(Home.default().runs.glob(f"{dataset.run_name}-*/attempt_*/checkpoints/update_{update:08d}"))
+    return checkpoints[-1]
 
 
 def main() -> None:

@@ -320,18 +320,24 @@ def build_table(lines: list[dict[str, Any]]) -> str:
     ]
     for dataset, algorithm, updates in sorted({(r["dataset"], r["algorithm"], r["updates"]) for r in lines}):
         group = [r for r in lines if (r["dataset"], r["algorithm"], r["updates"]) == (dataset, algorithm, updates)]
-        own = {name: {r["seed"]: r for r in group if r["contender"] == name} for name in CONTENDERS}
-        seeds = sorted(own["corl"].keys() & own["palaestra"].keys())
-        speeds = [{s: r["updates_per_second"] for s, r in own[name].items()} for name in CONTENDERS]
+        results = {name: {r["seed"]: r for r in group if r["contender"] == name} for name in CONTENDERS}
+        seeds = sorted(results["corl"].keys() & results["palaestra"].keys())
+        speeds = [{s: r["updates_per_second"] for s, r in results[name].items()} for name in CONTENDERS]
         behaviour = group[0]["behaviour_return" if group[0]["behaviour_score"] is None else "behaviour_score"]
-        words = [dataset, algorithm, f"{updates:,}", "/".join(str(len(own[n])) for n in CONTENDERS), f"{behaviour:.1f}"]
-        words += [_format_mean([_score(r) for r in own[name].values()]) for name in CONTENDERS]
-        words += [_format_mean(list(speed.values()), digits=0) for speed in speeds]
-        words.append(_format_ratio([speeds[1][seed] / speeds[0][seed] for seed in seeds]))
-        words += [f"{_format_mean([r['seconds'] for r in own[name].values()], digits=0)} s" for name in CONTENDERS]
-        times = [{s: r["cpu_seconds"] for s, r in own[name].items()} for name in CONTENDERS]
-        words.append(_format_ratio([times[0][seed] / times[1][seed] for seed in seeds]))
-        rows.append("| " + " | ".join(words) + " |")
+        cells = [
+            dataset,
+            algorithm,
+            f"{updates:,}",
+            "/".join(str(len(results[n])) for n in CONTENDERS),
+            f"{behaviour:.1f}",
+        ]
+        cells += [_format_mean([_score(r) for r in results[name].values()]) for name in CONTENDERS]
+        cells += [_format_mean(list(speed.values()), digits=0) for speed in speeds]
+        cells.append(_format_ratio([speeds[1][seed] / speeds[0][seed] for seed in seeds]))
+        cells += [f"{_format_mean([r['seconds'] for r in results[name].values()], digits=0)} s" for name in CONTENDERS]
+        times = [{s: r["cpu_seconds"] for s, r in results[name].items()} for name in CONTENDERS]
+        cells.append(_format_ratio([times[0][seed] / times[1][seed] for seed in seeds]))
+        rows.append("| " + " | ".join(cells) + " |")
     return "\n".join(rows)
 
 
