@@ -93,6 +93,9 @@ class CollectionPlan:
                 raise ConfigError(option, share, "must lie between 0 and 1", "It is a share")
             if share and self.recordings is not None:
                 raise ConfigError(option, share, "recorded episodes are not changed", "Leave it out")
+        if self.env_kwargs is not None and self.recordings is not None:
+            reason = "recorded episodes have the arguments that they were played with"
+            raise ConfigError("--env-kwargs", self.env_kwargs, reason, "Leave it out")
         if self.expert_score is not None and self.expert_checkpoint is not None:
             raise ConfigError(
                 "--expert-score", self.expert_score, "--expert-checkpoint is given too", "Give one of them"
@@ -113,7 +116,7 @@ def collect_dataset(
     check_new(root, plan.dataset_id)
     import_h5py()
     with ExitStack() as stack:
-        config = collection_config(_read_env(plan), plan.amount, 1 if _is_foreign(plan) else NUM_ENVS)
+        config = collection_config(_read_env(plan, home), plan.amount, 1 if _is_foreign(plan) else NUM_ENVS)
         env = make_env(config)
         stack.callback(env.close)
         _check_disk(root, plan, config, env)
@@ -121,7 +124,7 @@ def collect_dataset(
         if plan.recordings is not None:
             source, episodes = plan.recordings, plan.recordings.episodes(env.action_space)
         else:
-            source = _make_behaviour(plan, home, env)
+            source = _make_behaviour(plan, home, config, env)
             stack.callback(source.close)
             episodes = _collect_parts(plan, env, source)
         about = {"seed": plan.seed, **source.describe()}
@@ -197,8 +200,8 @@ def _check_disk(root: Path, plan: CollectionPlan, config: EnvConfig, env: Vector
     check_disk(root, estimate_bytes(layout, steps, episodes or steps // 20), plan.dataset_id)
 
 
-def _read_env(plan: CollectionPlan) -> EnvConfig:
-    """The environment of the plan, with the settings of the checkpoint if it is the same one."""
+def _read_env(plan: CollectionPlan, home: Home) -> EnvConfig:
+    """The environment of the plan, with the arguments that the checkpoint was trained with unless others are given."""
     if plan.recordings is not None:
         return EnvConfig(id=plan.recordings.env_id, kwargs=plan.recordings.parameters)
     given = EnvConfig(id=plan.env_id, kwargs=plan.env_kwargs or {}) if plan.env_id else None
@@ -209,7 +212,10 @@ def _read_env(plan: CollectionPlan) -> EnvConfig:
         env_id = plan.env_id or plan.checkpoint.env_id
         if not env_id:
             raise ConfigError("--env", "", "the environment of the checkpoint is unknown", "Give --env")
-        return given or EnvConfig(id=env_id)
+        from palaestra.train.collection.foreign import read_env_kwargs
+
+        kwargs = read_env_kwargs(plan.checkpoint, home) if plan.env_kwargs is None else plan.env_kwargs
+        return EnvConfig(id=env_id, kwargs=kwargs)
     from palaestra.learner.checkpoint import load_checkpoint
     from palaestra.train.config import config_from
 
@@ -221,7 +227,7 @@ def _read_env(plan: CollectionPlan) -> EnvConfig:
     return EnvConfig(id=trained.id, kwargs=kwargs, max_episode_steps=trained.max_episode_steps)
 
 
-def _make_behaviour(plan: CollectionPlan, home: Home, env: VectorEnv) -> Behaviour:
+def _make_behaviour(plan: CollectionPlan, home: Home, config: EnvConfig, env: VectorEnv) -> Behaviour:
     behaviour: Behaviour
     if isinstance(plan.checkpoint, CheckpointRecord):
         from palaestra.train.collection.foreign import ForeignBehaviour
@@ -229,7 +235,7 @@ def _make_behaviour(plan: CollectionPlan, home: Home, env: VectorEnv) -> Behavio
         behaviour = ForeignBehaviour(
             plan.checkpoint,
             home,
-            plan.env_id or plan.checkpoint.env_id,
+            config,
             env.action_space,
             deterministic=plan.deterministic,
             trust=plan.trust,
