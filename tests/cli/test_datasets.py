@@ -141,6 +141,31 @@ def test_pruning_shows_first_and_removes_with_yes(palaestra, made, root):
     assert not (root / "cartpole").exists()
 
 
+def test_the_limit_stops_new_datasets_and_is_what_prune_uses(palaestra, made, root, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "1kB")
+    refused = palaestra("datasets", "create", "a-v0", "--env", "CartPole-v1", "--steps", "100")
+    assert (refused.code, "PALAESTRA_DATASETS_MAX_SIZE allows (1.0 kB)" in refused.err) == (2, True)
+    assert "cartpole/random-v0 would be removed" in palaestra("datasets", "prune", "--dry-run").out
+    assert palaestra("datasets", "prune", "--max-size", "1GB", "--yes").out == "Nothing to remove.\n"
+    assert json.loads(palaestra("datasets", "prune", "--yes", "--json").out)["removed"] == ["cartpole/random-v0"]
+
+
+def test_an_interrupted_download_is_listed_and_removed(palaestra, root):
+    from palaestra.experience.datasets.incomplete_downloads import hold_download
+
+    with hold_download(root, "D4RL/door/human-v2") as place:
+        (place / "part").write_bytes(bytes(2_000_000))
+        assert palaestra("datasets", "prune", "--max-size", "0", "--yes").out == "Nothing to remove.\n"
+        refused = palaestra("datasets", "prune", "D4RL/door/human-v2", "--yes")
+        assert (refused.code, "is being downloaded" in refused.err) == (2, True)
+    listed = palaestra("datasets", "list")
+    assert "2.0 MB" in listed.out
+    assert "incomplete" in listed.out
+    assert "continue it with: palaestra datasets download D4RL/door/human-v2" in listed.err
+    assert "D4RL/door/human-v2 removed (2.0 MB)" in palaestra("datasets", "prune", "--max-size", "1MB", "--yes").out
+    assert not any(root.iterdir())
+
+
 def test_a_dataset_of_a_queued_run_is_not_removed(palaestra, made, root, home):
     from palaestra.files.atomic import write_json
     from palaestra.runs.phase import Phase

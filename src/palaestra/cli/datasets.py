@@ -41,10 +41,11 @@ def list_command(
     env: Annotated[str | None, typer.Option(metavar="ENV", help="Only data of this environment.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """List datasets and whether their files were verified."""
-    from palaestra.experience.datasets import list_datasets
+    """List datasets and whether their files were verified.
 
-    rows = [row for row in list_datasets(Home.default().datasets) if env in (None, row.env_id)]
+    Interrupted downloads are listed as incomplete.
+    """
+    rows = [row for row in _list_rows(Home.default().datasets) if env in (None, row.env_id)]
     if as_json:
         print_json([asdict(row) for row in rows])
         return
@@ -253,7 +254,9 @@ def prune_command(
     max_size: Annotated[
         str,
         typer.Option(
-            metavar="SIZE", help="Remove the least recently used until the rest fits into this size, such as 5GB."
+            metavar="SIZE",
+            help="Remove the least recently used until the rest fits into this size, such as 5GB. "
+            "Default: $PALAESTRA_DATASETS_MAX_SIZE.",
         ),
     ] = "",
     older_than: Annotated[
@@ -263,33 +266,36 @@ def prune_command(
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove datasets to free disk space.
+    """Remove datasets and incomplete downloads to free disk space.
 
-    Datasets that a queued or running run uses are kept.
+    Datasets that a queued or running run uses are kept, and so are downloads in progress.
     """
     from palaestra.cli.runs.manage import confirm
     from palaestra.cli.runs.read import query
-    from palaestra.experience.datasets import delete_dataset, list_datasets
-    from palaestra.experience.datasets.cache import parse_age, parse_size, select_expired
+    from palaestra.experience.datasets.cache import parse_age, parse_size, read_size_limit, select_expired
+    from palaestra.experience.datasets.incomplete_downloads import is_downloading
     from palaestra.runs.datasets import find_users
 
     root = Home.default().datasets
-    if bool(names) == bool(max_size or older_than):
-        remedy = "Give datasets, or --max-size or --older-than"
-        raise ConfigError("datasets prune", names or [], "nothing to remove is given", remedy)
-    size_limit = parse_size(max_size, "--max-size") if max_size else None
+    size_limit = parse_size(max_size, "--max-size") if max_size else None if names else read_size_limit()
     age_limit = parse_age(older_than, "--older-than") if older_than else None
-    rows = list_datasets(root)
-    users = query(lambda reader: find_users(reader, rows))
+    if bool(names) == (size_limit is not None or age_limit is not None):
+        remedy = "Give datasets, or --max-size or --older-than, or set PALAESTRA_DATASETS_MAX_SIZE"
+        raise ConfigError("datasets prune", names or [], "nothing to remove is given", remedy)
+    rows = _list_rows(root)
+    users = query(lambda reader: find_users(reader, [row for row in rows if row.state != "incomplete"]))
     if names:
-        expired = [_find_row(name, rows, users) for name in dict.fromkeys(names)]
+        chosen = {_find_row(name, rows, users).dataset_id for name in names}
+        expired = [row for row in rows if row.dataset_id in chosen]
     else:
-        expired = select_expired(rows, max_size=size_limit, older_than=age_limit, now=time.time(), in_use=users)
+        downloads = {row.dataset_id for row in rows if row.state == "incomplete"}
+        in_use = {*users, *(name for name in downloads if is_downloading(root, name))}
+        expired = select_expired(rows, max_size=size_limit, older_than=age_limit, now=time.time(), in_use=in_use)
     ids, size = [row.dataset_id for row in expired], sum(row.size_bytes for row in expired)
     if expired and not dry_run:
         confirm(f"remove {', '.join(ids)} ({format_bytes(size)})", yes)
-        for dataset_id in ids:
-            delete_dataset(root, dataset_id)
+        for row in expired:
+            _remove_row(root, row)
     kept = sorted(set(users) - set(ids))
     if as_json:
         print_json({"removed": ids, "bytes": size, "dry_run": dry_run, "in_use": {name: users[name] for name in kept}})
@@ -299,6 +305,21 @@ def prune_command(
         "\n".join(f"{row.dataset_id} {verb} ({format_bytes(row.size_bytes)})" for row in expired)
         or "Nothing to remove."
     )
+
+
+def _list_rows(root: Path) -> list[DatasetSummary]:
+    """Datasets and incomplete downloads, sorted by id."""
+    from palaestra.experience.datasets import list_datasets
+    from palaestra.experience.datasets.incomplete_downloads import list_downloads
+
+    return sorted((*list_datasets(root), *list_downloads(root)), key=lambda row: row.dataset_id)
+
+
+def _remove_row(root: Path, row: DatasetSummary) -> None:
+    from palaestra.experience.datasets import delete_dataset
+    from palaestra.experience.datasets.incomplete_downloads import delete_download
+
+    (delete_download if row.state == "incomplete" else delete_dataset)(root, row.dataset_id)
 
 
 def _find_row(

@@ -108,6 +108,16 @@ def test_a_full_disk_is_refused_before_the_download(tmp_path, remote, monkeypatc
     assert DirectoryRemote.calls == []
 
 
+def test_a_download_beyond_the_limit_is_refused_before_it_starts(tmp_path, remote, monkeypatch):
+    metadata = remote / "data" / "metadata.json"
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"dataset_size": 3.0}))
+    monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "2MB")
+    with pytest.raises(DatasetError, match=r"needs about 3.0 MB.*MAX_SIZE allows \(2.0 MB\)"):
+        download_dataset(tmp_path / "root", NAME)
+    assert DirectoryRemote.calls == []
+    assert not (tmp_path / "root").exists()
+
+
 def test_a_second_download_of_the_same_dataset_is_refused(tmp_path, remote, monkeypatch):
     inner = []
 

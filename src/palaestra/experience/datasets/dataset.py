@@ -23,6 +23,7 @@ from palaestra.experience.datasets.manifest import (
     check_dataset_id,
     check_digests,
     check_sizes,
+    measure_bytes,
     read_manifest,
     remember_verified,
     was_verified,
@@ -49,9 +50,9 @@ READABLE_VERSIONS = ("0.4.0", "0.4.1", "0.4.2", "0.4.3", "0.5.0", "0.5.1", "0.5.
 _PLACE = "dataset"
 _AGAIN = "Create, import or download it again"
 
-State: TypeAlias = Literal["verified", "unchecked", "damaged", "unverified"]
+State: TypeAlias = Literal["verified", "unchecked", "damaged", "unverified", "incomplete"]
 """`verified`: the files are those whose digests matched; `unchecked`: their sizes match; `damaged`: they do not, or the
-dataset cannot be read; `unverified`: there is no manifest to compare with."""
+dataset cannot be read; `unverified`: there is no manifest to compare with; `incomplete`: a part of a download."""
 
 
 @dataclass(frozen=True)
@@ -193,15 +194,12 @@ def summarize(directory: Path, root: Path) -> DatasetSummary:
 
 def _measure(directory: Path) -> dict[str, Any]:
     """Size and times of the files of a dataset, as far as they can be read."""
-    size, created, used = 0, 0.0, 0.0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(OSError):
-            size += path.lstat().st_size if path.is_file() else 0
+    created, used = 0.0, 0.0
     with contextlib.suppress(OSError):
         created = (directory / DATA / MAIN).stat().st_mtime
         used = created
         used = max(used, (directory / MANIFEST).stat().st_mtime)
-    return {"size_bytes": size, "created": created, "last_used": used}
+    return {"size_bytes": measure_bytes(directory), "created": created, "last_used": used}
 
 
 def _iterate_ids(root: Path, namespace: str = "") -> Iterator[str]:
@@ -363,7 +361,7 @@ def new_directory(root: Path, dataset_id: str) -> Iterator[Path]:
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another one was faster
             raise _exists_error(dataset_id) from None
-        _remove_empty(target.parent, existing)
+        remove_empty_directories(target.parent, existing)
         raise
     manifest = read_manifest(target)
     if manifest is not None:
@@ -400,10 +398,10 @@ def delete_dataset(root: Path, dataset_id: str) -> None:
         os.rename(directory, hidden)
         shutil.rmtree(hidden)
     sync(directory.parent)
-    _remove_empty(directory.parent, root)
+    remove_empty_directories(directory.parent, root)
 
 
-def _remove_empty(place: Path, last: Path) -> None:
+def remove_empty_directories(place: Path, last: Path) -> None:
     """Remove empty directories from `place` up to, but without, `last`."""
     while place != last and place.is_relative_to(last):
         try:

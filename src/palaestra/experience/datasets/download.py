@@ -6,14 +6,12 @@ A complete download is checked like an import, gets its manifest, and then appea
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -22,10 +20,10 @@ from palaestra.errors import ConfigError, DatasetError, DownloadFailed
 from palaestra.experience.datasets.cache import check_disk
 from palaestra.experience.datasets.dataset import READABLE_VERSIONS, Dataset, check_new
 from palaestra.experience.datasets.import_data import import_minari
-from palaestra.experience.datasets.manifest import DATA
+from palaestra.experience.datasets.incomplete_downloads import delete_download, hold_download
+from palaestra.experience.datasets.manifest import DATA, measure_bytes
 from palaestra.experience.datasets.storage import METADATA, import_h5py
 
-_DOWNLOADS = ".downloads"
 _ATTEMPTS = 3
 _PAUSE_S = 2.0
 _UNKNOWN = {"EntryNotFoundError", "RepositoryNotFoundError", "RemoteEntryNotFoundError", "KeyError"}
@@ -41,12 +39,12 @@ def download_dataset(root: Path, dataset_id: str, pause: Callable[[float], None]
     check_new(root, dataset_id)
     import_h5py()
     remote = _open_remote(dataset_id)
-    place = root / _DOWNLOADS / dataset_id
-    with _lock(place, dataset_id):
+    with hold_download(root, dataset_id) as place:
         metadata = _retry(lambda: remote.get_dataset_metadata(dataset_id), dataset_id, pause)
         _check_metadata(metadata, dataset_id)
         size = metadata.get("dataset_size")
-        check_disk(root, int(size * 1e6) if isinstance(size, int | float) else 0, dataset_id)
+        total = int(size * 1e6) if isinstance(size, int | float) else 0
+        check_disk(root, max(0, total - measure_bytes(place)), dataset_id)
         _retry(lambda: remote.download_dataset(dataset_id, place), dataset_id, pause)
         source = place / dataset_id
         if not (source / DATA / METADATA).is_file():
@@ -54,8 +52,7 @@ def download_dataset(root: Path, dataset_id: str, pause: Callable[[float], None]
         # Hugging Face keeps its bookkeeping beside the files.
         shutil.rmtree(source / ".cache", ignore_errors=True)
         dataset = import_minari(root, source, dataset_id, {"imported": "download", "remote": _remote_name()}, move=True)
-        shutil.rmtree(place)
-    _remove_empty_downloads(root, place)
+    delete_download(root, dataset_id)
     return dataset
 
 
@@ -128,29 +125,3 @@ def _check_metadata(metadata: Any, dataset_id: str) -> None:
     form = metadata.get("data_format", "hdf5")
     if form != "hdf5":
         raise DatasetError("data_format", form, f"{dataset_id} is not stored as HDF5", "Choose another dataset")
-
-
-@contextmanager
-def _lock(place: Path, dataset_id: str) -> Iterator[None]:
-    """Allow one download of a dataset at a time."""
-    place.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        remedy = "Wait until it has finished"
-        raise DatasetError("dataset", dataset_id, "is being downloaded by another process", remedy) from None
-    finally:
-        os.close(descriptor)
-
-
-def _remove_empty_downloads(root: Path, place: Path) -> None:
-    place.with_name(f"{place.name}.lock").unlink(missing_ok=True)
-    for directory in place.parents:
-        if directory == root:
-            return
-        try:
-            directory.rmdir()
-        except OSError:
-            return
