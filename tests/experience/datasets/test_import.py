@@ -158,6 +158,34 @@ def test_a_dict_of_observations_needs_another_format(tmp_path):
         import_d4rl(tmp_path, write(tmp_path / "line.hdf5", steps()), facts)
 
 
+@pytest.fixture(params=["disk", "limit"])
+def full(request, monkeypatch):
+    """A disk without free space, or a limit that is reached; the words of the refusal."""
+    if request.param == "limit":
+        monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "1kB")
+        return r"more than PALAESTRA_DATASETS_MAX_SIZE allows \(1.0 kB\)"
+    usage = shutil._ntuple_diskusage(1, 1, 0)
+    monkeypatch.setattr("palaestra.experience.datasets.cache.shutil.disk_usage", lambda path: usage)
+    return r"needs about .* on the disk of .*, but 0 B are free.*datasets prune"
+
+
+def test_a_file_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, full):
+    path = write(tmp_path / "line.hdf5", steps(total=200, terminals=(2,), timeouts=(199,)))
+    with pytest.raises(DatasetError, match=full):
+        import_d4rl(tmp_path / "root", path, FACTS)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_directory_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, theirs, full):
+    with pytest.raises(DatasetError, match=full):
+        import_minari(tmp_path / "root", theirs)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_directory_inside_the_root_is_adopted_although_the_disk_is_full(tmp_path, theirs, full):
+    assert import_minari(tmp_path / "elsewhere", theirs).path == theirs
+
+
 @pytest.fixture
 def theirs(tmp_path):
     """A dataset as Minari leaves it: without manifest and index."""
