@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import MappingProxyType
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palaestra.cli.progress import show_progress
 from palaestra.cli.terminal import (
     JsonOption,
     YesOption,
@@ -175,8 +175,8 @@ def create_command(
         expert_score=expert_score,
     )
     unit, total = ("steps", amount.steps) if amount.steps else ("episodes", amount.episodes)
-    with _progress("collecting", total or 0, unit) as advance:
-        dataset = collect_dataset(home, plan, lambda steps, episodes: advance(steps if unit == "steps" else episodes))
+    with show_progress("collecting", unit) as update:
+        dataset = collect_dataset(home, plan, lambda steps, n: update(steps if unit == "steps" else n, total or 0))
     _print_result(dataset, as_json, "created")
 
 
@@ -240,13 +240,15 @@ def import_command(
 
 
 def download_command(dataset_id: DatasetArgument, as_json: JsonOption = False) -> None:
-    """Download a dataset from Minari's remote.
+    """Download a dataset from Minari's remote on Hugging Face.
 
-    An interrupted download continues where it stopped. `MINARI_REMOTE` selects another remote.
+    An interrupted download continues where it stopped. From another remote (`MINARI_REMOTE`) it starts again.
     """
     from palaestra.experience.datasets.download import download_dataset
 
-    _print_result(download_dataset(Home.default().datasets, dataset_id), as_json, "downloaded")
+    with show_progress(f"downloading {dataset_id}", "bytes") as update:
+        dataset = download_dataset(Home.default().datasets, dataset_id, report=update)
+    _print_result(dataset, as_json, "downloaded")
 
 
 def prune_command(
@@ -334,27 +336,6 @@ def _find_row(
     if name in users:
         raise DatasetError("dataset", name, f"run {users[name][0]} uses it", "Stop the run first")
     return row
-
-
-@contextmanager
-def _progress(title: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """A progress bar on standard error if that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda count: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn(unit),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=total)
-        yield lambda count: bar.advance(task, count)
 
 
 def _print_result(dataset: Dataset, as_json: bool, verb: str) -> None:

@@ -171,10 +171,11 @@ def import_minari(
 ) -> Dataset:
     """Check a directory that Minari or palaestra made, and take it in.
 
-    A directory inside `root` stays where it is and gets a manifest; another one is copied, or with `move` moved.
-    `DatasetError` if an episode is damaged, or if the directory has a manifest that does not fit.
+    A directory inside `root` stays where it is and gets a manifest; another one is copied. With `move` the two files of
+    Minari are moved and everything else in the directory is ignored. `DatasetError` if an episode is damaged, or if the
+    directory has a manifest that does not fit.
     """
-    manifest = read_manifest(directory)
+    manifest = None if move else read_manifest(directory)
     if manifest is not None:
         check_digests(directory, manifest)
     dataset = read_dataset(directory, manifest)
@@ -188,13 +189,16 @@ def import_minari(
         if manifest is not None:
             remedy = f"Verify it with: palaestra datasets verify {target}"
             raise DatasetError("dataset", target, "has a manifest already", remedy)
-        _check_episodes(dataset)
+        _check_files(dataset)
+        dataset.load_transitions()
         write_manifest(directory, target, dataset.env_id, facts)
         return find_dataset(target, root)
     check_new(root, target)
     needed = 0 if move else sum((directory / name).stat().st_size for name in list_files(directory))
     check_disk(root, needed, target)
-    _check_episodes(dataset)
+    if not move:
+        _check_files(dataset)
+    dataset.load_transitions()
     with new_directory(root, target) as copy:
         if manifest is not None:
             shutil.copytree(directory, copy, dirs_exist_ok=True)
@@ -219,9 +223,8 @@ def _read_settings(directory: Path) -> dict[str, Any]:
     }
 
 
-def _check_episodes(dataset: Dataset) -> None:
-    """Read every episode once; `DatasetError` with the place of the first damage."""
+def _check_files(dataset: Dataset) -> None:
+    """Raise `DatasetError` about a file that does not belong to a dataset."""
     known = {f"{DATA}/{METADATA}", f"{DATA}/{MAIN}", MANIFEST, INDEX}
     if extra := [name for name in list_files(dataset.path) if name not in known]:
         raise DatasetError("dataset", str(dataset.path), f"{extra[0]} does not belong to a dataset", "Remove it")
-    dataset.load_transitions()

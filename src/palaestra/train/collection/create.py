@@ -107,7 +107,7 @@ class CollectionPlan:
 def collect_dataset(
     home: Home, plan: CollectionPlan, report: Callable[[int, int], None] | None = None, *, root: Path | None = None
 ) -> Dataset:
-    """Collect and write a dataset; `report` is called with the steps and episodes that were added.
+    """Collect and write a dataset; `report` is called with the steps and episodes so far.
 
     `root`: the directory of datasets, by default that of the state directory.
     """
@@ -135,7 +135,7 @@ def collect_dataset(
             for episode in episodes:
                 writer.add(episode)
                 if report is not None:
-                    report(len(episode), 1)
+                    report(writer.num_steps, writer.num_episodes)
             low = random_score(env, episodes=plan.score_episodes, seed=plan.seed) if plan.score_episodes else None
             writer.facts = replace(writer.facts, random_score=low, expert_score=_measure_expert(plan))
     return find_dataset(plan.dataset_id, root)
