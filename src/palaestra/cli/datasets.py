@@ -25,16 +25,28 @@ from palaestra.cli.terminal import (
 )
 from palaestra.errors import ConfigError, DatasetError
 from palaestra.files.home import Home
-from palaestra.files.run_directory import find_checkpoint
 
 if TYPE_CHECKING:
     from palaestra.experience.datasets import Dataset, DatasetSummary
+    from palaestra.experience.datasets.import_data import MissingScores
 
 _DATASET_HELP = "Dataset id, such as pendulum/medium-v0."
 _TITLES = ("DATASET", "ENV", "STEPS", "EPISODES", "RANDOM", "EXPERT", "SIZE", "LAST USED", "STATE")
 _ALIGN_RIGHT = (False, False, True, True, True, True, True, False, False)
 
 DatasetArgument = Annotated[str, typer.Argument(metavar="DATASET", help=_DATASET_HELP, show_default=False)]
+ScoreEpisodesOption = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Episodes to measure an unknown random score. Default: 20 for HDF5 files, otherwise none."
+    ),
+]
+RandomScoreOption = Annotated[
+    float | None, typer.Option(metavar="X", help="Random score, if it is known and not in the metadata.")
+]
+ExpertScoreOption = Annotated[
+    float | None, typer.Option(metavar="X", help="Expert score, if it is known and not in the metadata.")
+]
 
 
 def list_command(
@@ -171,7 +183,7 @@ def create_command(
         random_share=random_share,
         seed=seed,
         score_episodes=score_episodes,
-        expert_checkpoint=find_checkpoint(expert_checkpoint, home.runs) if expert_checkpoint else None,
+        expert_checkpoint=find_policy(expert_checkpoint, home) if expert_checkpoint else None,
         expert_score=expert_score,
     )
     unit, total = ("steps", amount.steps) if amount.steps else ("episodes", amount.episodes)
@@ -199,35 +211,46 @@ def import_command(
     source: Annotated[Path, typer.Argument(metavar="PATH", help="HDF5 file in D4RL's layout, or a Minari directory.")],
     dataset_id: Annotated[str, typer.Option("--id", metavar="DATASET", help=_DATASET_HELP)] = "",
     env: Annotated[str, typer.Option(metavar="ENV", help="HDF5 files: environment that the data comes from.")] = "",
+    env_kwargs: Annotated[
+        str, typer.Option(metavar="JSON", help="HDF5 files: arguments of the environment, as a JSON object.")
+    ] = "",
     seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random score.")] = 0,
-    score_episodes: Annotated[
-        int, typer.Option(metavar="N", help="Episodes for the random score of an HDF5 file (0: do not measure it).")
-    ] = 20,
-    expert_score: Annotated[float | None, typer.Option(metavar="X", help="Expert score, if it is known.")] = None,
+    score_episodes: ScoreEpisodesOption = None,
+    random_score: RandomScoreOption = None,
+    expert_score: ExpertScoreOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Import data from an HDF5 file or a Minari directory.
 
     Every step is checked. Nothing in the file is executed, and no other file is read.
     """
-    root = Home.default().datasets
+    root, kwargs = Home.default().datasets, _parse_kwargs(env_kwargs)
     if source.is_dir():
         from palaestra.experience.datasets.import_data import import_minari
 
-        if env or expert_score is not None:
-            place, value = ("--env", env) if env else ("--expert-score", str(expert_score))
-            raise ConfigError(place, value, "the metadata of a Minari directory has it", "Leave it out")
-        _print_result(import_minari(root, source, dataset_id), as_json, "imported")
+        for place, value in (("--env", env), ("--env-kwargs", env_kwargs)):
+            if value:
+                raise ConfigError(place, value, "the metadata of a Minari directory has it", "Leave it out")
+        scores = _missing_scores(random_score, expert_score, score_episodes, seed)
+        _print_result(import_minari(root, source, dataset_id, scores=scores), as_json, "imported")
         return
     if not dataset_id or not env:
         missing = "--env" if dataset_id else "--id"
         raise ConfigError(
             missing, "", "required for an HDF5 file and not given", "See: palaestra datasets import --help"
         )
+    from palaestra.env.make import EnvConfig
     from palaestra.train.collection.create import import_file
 
     report = import_file(
-        root, source, dataset_id, env_id=env, seed=seed, score_episodes=score_episodes, expert_score=expert_score
+        root,
+        source,
+        dataset_id,
+        EnvConfig(id=env, kwargs=kwargs or {}),
+        seed=seed,
+        score_episodes=20 if score_episodes is None else score_episodes,
+        random_score=random_score,
+        expert_score=expert_score,
     )
     if as_json:
         counts = {"steps_read": report.steps_read, "steps_dropped": report.steps_dropped}
@@ -239,16 +262,41 @@ def import_command(
         print(f"{report.steps_dropped:,} of {report.steps_read:,} steps were dropped: {reason}", file=sys.stderr)
 
 
-def download_command(dataset_id: DatasetArgument, as_json: JsonOption = False) -> None:
+def download_command(
+    dataset_id: DatasetArgument,
+    score_episodes: ScoreEpisodesOption = None,
+    random_score: RandomScoreOption = None,
+    expert_score: ExpertScoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
     """Download a dataset from Minari's remote on Hugging Face.
 
     An interrupted download continues where it stopped. From another remote (`MINARI_REMOTE`) it starts again.
     """
     from palaestra.experience.datasets.download import download_dataset
 
+    scores = _missing_scores(random_score, expert_score, score_episodes, seed=0)
     with show_progress(f"downloading {dataset_id}", "bytes") as update:
-        dataset = download_dataset(Home.default().datasets, dataset_id, report=update)
+        dataset = download_dataset(Home.default().datasets, dataset_id, report=update, scores=scores)
     _print_result(dataset, as_json, "downloaded")
+
+
+def _missing_scores(random: float | None, expert: float | None, episodes: int | None, seed: int) -> MissingScores:
+    """The scores that the options give to data whose metadata has none."""
+    from palaestra.experience.datasets.import_data import MissingScores
+
+    def measure(env_id: str, settings: Mapping[str, Any]) -> float:
+        from palaestra.env.make import EnvConfig
+        from palaestra.train.collection.create import measure_random_score
+
+        config = EnvConfig(
+            id=env_id,
+            kwargs=settings.get("env_kwargs") or {},
+            max_episode_steps=settings.get("max_episode_steps"),
+        )
+        return measure_random_score(config, episodes=episodes or 0, seed=seed)
+
+    return MissingScores(random=random, expert=expert, measure_random=measure if episodes else None)
 
 
 def prune_command(

@@ -16,6 +16,7 @@ from tests.experience.datasets.samples import count_up, make_dataset
 from palaestra.errors import ConfigError, DatasetError, DownloadFailed
 from palaestra.experience.datasets import find_dataset, list_datasets
 from palaestra.experience.datasets.download import download_dataset
+from palaestra.experience.datasets.import_data import MissingScores
 from palaestra.experience.datasets.incomplete_downloads import hold_download, list_downloads
 
 remotes = pytest.importorskip("minari.storage.remotes")
@@ -275,6 +276,19 @@ def test_a_full_disk_is_refused_before_the_download(tmp_path, remote, monkeypatc
     )
     with pytest.raises(DatasetError, match="0 B are free"):
         download_dataset(tmp_path / "root", NAME)
+    assert DirectoryRemote.calls == []
+
+
+def test_a_download_without_reference_scores_gets_those_that_are_given(tmp_path, remote):
+    dataset = download_dataset(tmp_path / "root", NAME, scores=MissingScores(random=1.0, expert=5.0))
+    assert (dataset.random_score, dataset.expert_score) == (1.0, 5.0)
+
+
+def test_a_score_that_the_remote_has_is_refused_before_the_download(tmp_path, remote):
+    metadata = remote / "data" / "metadata.json"
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"ref_max_score": 4.0}))
+    with pytest.raises(ConfigError, match=r"--expert-score = 5.0: the metadata of the dataset says 4"):
+        download_dataset(tmp_path / "root", NAME, scores=MissingScores(expert=5.0))
     assert DirectoryRemote.calls == []
 
 

@@ -104,6 +104,26 @@ def test_arguments_are_used_without_naming_the_environment_again(home, model):
     assert dataset.load_transitions().reward[0] == 0
 
 
+def test_a_checkpoint_of_another_trainer_measures_the_expert_score(home, model):
+    """With these arguments an episode of CartPole that ends by a fall has a return of -1, whatever its length."""
+    wanted = plan(None, policy="random", env_id="CartPole-v1", env_kwargs=KWARGS, score_episodes=2)
+    dataset = collect_dataset(home, replace(wanted, expert_checkpoint=model[1]))
+    assert (dataset.random_score, dataset.expert_score) == (-1.0, -1.0)
+    with pytest.raises(CheckpointError, match="CartPole-v1"):
+        collect_dataset(
+            home, replace(wanted, dataset_id="b-v0", env_id="Acrobot-v1", env_kwargs=None, expert_checkpoint=model[1])
+        )
+    assert not (home.datasets / "b-v0").exists()
+
+
+def test_an_expert_that_cannot_act_is_refused_with_its_option(home, model, monkeypatch):
+    use(monkeypatch, Prepared("exit 3"))
+    wanted = plan(None, policy="random", env_id="CartPole-v1", score_episodes=1, expert_checkpoint=model[1])
+    with pytest.raises(CheckpointError, match=r"--expert-checkpoint.*exit code 3"):
+        collect_dataset(home, wanted)
+    assert not home.datasets.exists()
+
+
 def test_the_process_of_the_policy_gets_the_arguments_too(home, model, monkeypatch):
     requests = []
 

@@ -240,7 +240,7 @@ def read_dataset(directory: Path, manifest: Manifest | None) -> Dataset:
         counts = metadata["total_steps"], metadata["total_episodes"]
         if not all(type(count) is int and count >= 0 for count in counts):
             raise ValueError(f"{counts} are not numbers of steps and episodes")
-        scores = [_read_score(metadata.get(name)) for name in ("ref_min_score", "ref_max_score")]
+        scores = [read_score(metadata.get(name)) for name in ("ref_min_score", "ref_max_score")]
         dataset_id = str(metadata["dataset_id"])
         spec = metadata.get("env_spec")
         env_id = "" if not spec else str(json.loads(spec)["id"])
@@ -273,7 +273,8 @@ def read_dataset(directory: Path, manifest: Manifest | None) -> Dataset:
     return dataset
 
 
-def _read_score(value: object) -> float | None:
+def read_score(value: object) -> float | None:
+    """A reference score of the metadata; None if it is not a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 

@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 
 from palaestra.errors import ConfigError, DatasetError, DownloadFailed
 from palaestra.experience.datasets.cache import check_disk
-from palaestra.experience.datasets.dataset import READABLE_VERSIONS, Dataset, check_new
-from palaestra.experience.datasets.import_data import import_minari
+from palaestra.experience.datasets.dataset import READABLE_VERSIONS, Dataset, check_new, read_score
+from palaestra.experience.datasets.import_data import MissingScores, import_minari
 from palaestra.experience.datasets.incomplete_downloads import delete_download, hold_download
 from palaestra.experience.datasets.manifest import DATA, measure_bytes
 from palaestra.experience.datasets.storage import MAIN, METADATA, import_h5py
@@ -41,7 +41,11 @@ _UNKNOWN = {"EntryNotFoundError", "RepositoryNotFoundError", "RemoteEntryNotFoun
 
 
 def download_dataset(
-    root: Path, dataset_id: str, pause: Callable[[float], None] = time.sleep, report: ReportBytes | None = None
+    root: Path,
+    dataset_id: str,
+    pause: Callable[[float], None] = time.sleep,
+    report: ReportBytes | None = None,
+    scores: MissingScores | None = None,
 ) -> Dataset:
     """Download, check and adopt a dataset.
 
@@ -56,6 +60,8 @@ def download_dataset(
         with redirect_stdout(sys.stderr):
             metadata = _retry(lambda: remote.get_dataset_metadata(dataset_id), dataset_id, pause)
             _check_metadata(metadata, dataset_id)
+            scores = scores or MissingScores()
+            scores.check(*(read_score(metadata.get(name)) for name in ("ref_min_score", "ref_max_score")))
             size = metadata.get("dataset_size")
             total = int(size * 1e6) if isinstance(size, int | float) else 0
             check_disk(root, max(0, total - measure_bytes(place)), dataset_id)
@@ -64,7 +70,8 @@ def download_dataset(
         for name in (METADATA, MAIN):
             if not (source / DATA / name).is_file():
                 raise DownloadFailed(f"{dataset_id}: the remote sent no {DATA}/{name}. Try again later.")
-        dataset = import_minari(root, source, dataset_id, {"imported": "download", "remote": _remote_name()}, move=True)
+        about = {"imported": "download", "remote": _remote_name()}
+        dataset = import_minari(root, source, dataset_id, about, move=True, scores=scores)
     delete_download(root, dataset_id)
     return dataset
 

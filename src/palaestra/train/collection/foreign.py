@@ -78,12 +78,20 @@ def read_env_kwargs(record: CheckpointRecord, home: Home) -> dict[str, Any]:
 
 
 class ForeignBehaviour:
-    """Acts with a checkpoint of another trainer in one environment."""
+    """Acts with a checkpoint of another trainer in one environment. `option` is the place of its errors."""
 
     def __init__(
-        self, record: CheckpointRecord, home: Home, env: EnvConfig, space: Space, *, deterministic: bool, trust: bool
+        self,
+        record: CheckpointRecord,
+        home: Home,
+        env: EnvConfig,
+        space: Space,
+        *,
+        deterministic: bool,
+        trust: bool,
+        option: str = "--checkpoint",
     ) -> None:
-        self._record, self._deterministic = record, deterministic
+        self._record, self._deterministic, self._option = record, deterministic, option
         self._layout, self._space = ActionLayout(space), space
         play = parse_section(PlaySpec, {"env_id": env.id, "parameters": env.kwargs, "mode": "agent"}, place="--env")
         planner = PolicyPlanner(home, _load_runner)
@@ -94,7 +102,7 @@ class ForeignBehaviour:
             request = LoadPolicy(record.checkpoint_id, deterministic, launch.status.digest)
             launch = asyncio.run(planner.plan(request, play))
         if launch.command is None:
-            raise CheckpointError("--checkpoint", record.checkpoint_id, launch.status.text or "cannot act")
+            raise CheckpointError(option, record.checkpoint_id, launch.status.text or "cannot act")
         self._process = PolicyProcess(command_from_json(launch.command))
         try:
             self._receive("ready")
@@ -116,7 +124,7 @@ class ForeignBehaviour:
             action = np.asarray(self._receive("action").header.get("action"))
             if action.dtype.kind not in "biuf" or action.size != actions[i].size:
                 reason = f"answered {action.tolist()!r}, which is not an action of {self._space}"
-                raise CheckpointError("--checkpoint", self._record.checkpoint_id, reason, "Choose another checkpoint")
+                raise CheckpointError(self._option, self._record.checkpoint_id, reason, "Choose another checkpoint")
             actions[i] = action.reshape(actions[i].shape)
         return actions
 
@@ -137,7 +145,7 @@ class ForeignBehaviour:
 
     def _receive(self, kind: str) -> Message:
         """The next message of the process, which must be of this kind."""
-        place, name = "--checkpoint", self._record.checkpoint_id
+        place, name = self._option, self._record.checkpoint_id
         while True:
             try:
                 messages = list(self._process.read())
