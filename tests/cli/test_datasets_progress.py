@@ -1,6 +1,6 @@
-"""Progress of commands: plain lines where nothing can be drawn again."""
+"""Progress of `palaestra datasets`: plain lines where nothing can be drawn again."""
 
-from palaestra.cli.progress import show_progress
+from palaestra.cli.datasets.progress import show_progress
 
 
 def test_without_a_terminal_there_is_one_line_every_ten_seconds(capsys):
