@@ -80,6 +80,17 @@ def test_a_checkpoint_collects_data_and_measures_the_expert(palaestra, config, m
     assert (wrong.code, "was trained in CartPole-v1" in wrong.err) == (2, True)
 
 
+def test_an_expert_is_measured_in_the_environment_of_the_data(palaestra, config):
+    run = json.loads(palaestra("train", config, "--json").out)
+    words = ("--steps", "50", "--score-episodes", "2", "--expert-checkpoint", run["run_id"], "--json")
+    kwargs = ("--env-kwargs", '{"sutton_barto_reward": true}')
+    result = palaestra("datasets", "create", "a-v0", "--env", "CartPole-v1", *kwargs, *words)
+    assert json.loads(result.out)["expert_score"] == -1.0, result.err
+    wrong = palaestra("datasets", "create", "b-v0", "--env", "Acrobot-v1", *words)
+    assert wrong.code == 2
+    assert "was trained in CartPole-v1, the data comes from Acrobot-v1" in wrong.err
+
+
 def _write_d4rl(path, total=30):
     rng = np.random.default_rng(0)
     with h5py.File(path, "w") as file:
@@ -105,6 +116,16 @@ def test_a_file_in_the_style_of_d4rl_is_imported(palaestra, tmp_path):
     assert (again.code, "exists already" in again.err) == (2, True)
 
 
+def test_a_file_keeps_the_arguments_of_its_environment_and_given_scores(palaestra, tmp_path):
+    path = _write_d4rl(tmp_path / "pendulum.hdf5")
+    words = ("datasets", "import", path, "--id", "pendulum/moon-v0", "--env", "Pendulum-v1", "--json")
+    result = palaestra(*words, "--env-kwargs", '{"g": 1.6}', "--random-score", "-900", "--expert-score", "-100")
+    assert result.code == 0, result.err
+    dataset = json.loads(result.out)
+    assert dataset["about"]["env_kwargs"] == {"g": 1.6}
+    assert (dataset["random_score"], dataset["expert_score"]) == (-900, -100)
+
+
 def test_a_directory_of_minari_is_adopted(palaestra, root):
     made = palaestra(*CREATE, "--env-kwargs", '{"sutton_barto_reward": true}', "--json")
     assert json.loads(made.out)["about"]["env_kwargs"] == {"sutton_barto_reward": True}
@@ -117,6 +138,20 @@ def test_a_directory_of_minari_is_adopted(palaestra, root):
     about = json.loads(result.out)["about"]
     assert about == {"imported": "minari", "env_kwargs": {"sutton_barto_reward": True}, "max_episode_steps": 500}
     assert palaestra("datasets", "verify", "--all").code == 0
+
+
+def test_a_directory_of_minari_gets_the_scores_that_it_lacks(palaestra, tmp_path, root):
+    made = palaestra(*CREATE[:-1], "0", "--env-kwargs", '{"sutton_barto_reward": true}', "--json")
+    assert json.loads(made.out)["random_score"] is None
+    for name in ("manifest.json", "index.npy"):
+        (root / "cartpole/random-v0" / name).unlink()
+    words = ("datasets", "import", root / "cartpole/random-v0", "--json")
+    refused = palaestra(*words, "--env-kwargs", "{}")
+    assert (refused.code, "the metadata of a Minari directory has it" in refused.err) == (2, True)
+    result = palaestra(*words, "--expert-score", "500", "--score-episodes", "2")
+    assert result.code == 0, result.err
+    dataset = json.loads(result.out)
+    assert (dataset["random_score"], dataset["expert_score"]) == (-1.0, 500.0)
 
 
 def test_a_download_without_a_network_is_one_message_and_exit_code_1(palaestra, monkeypatch):
@@ -139,6 +174,31 @@ def test_pruning_shows_first_and_removes_with_yes(palaestra, made, root):
     result = palaestra("datasets", "prune", "cartpole/random-v0", "--yes", "--json")
     assert json.loads(result.out)["removed"] == ["cartpole/random-v0"]
     assert not (root / "cartpole").exists()
+
+
+def test_the_limit_stops_new_datasets_and_is_what_prune_uses(palaestra, made, root, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "1kB")
+    refused = palaestra("datasets", "create", "a-v0", "--env", "CartPole-v1", "--steps", "100")
+    assert (refused.code, "PALAESTRA_DATASETS_MAX_SIZE allows (1.0 kB)" in refused.err) == (2, True)
+    assert "cartpole/random-v0 would be removed" in palaestra("datasets", "prune", "--dry-run").out
+    assert palaestra("datasets", "prune", "--max-size", "1GB", "--yes").out == "Nothing to remove.\n"
+    assert json.loads(palaestra("datasets", "prune", "--yes", "--json").out)["removed"] == ["cartpole/random-v0"]
+
+
+def test_an_interrupted_download_is_listed_and_removed(palaestra, root):
+    from palaestra.experience.datasets.incomplete_downloads import hold_download
+
+    with hold_download(root, "D4RL/door/human-v2") as place:
+        (place / "part").write_bytes(bytes(2_000_000))
+        assert palaestra("datasets", "prune", "--max-size", "0", "--yes").out == "Nothing to remove.\n"
+        refused = palaestra("datasets", "prune", "D4RL/door/human-v2", "--yes")
+        assert (refused.code, "is being downloaded" in refused.err) == (2, True)
+    listed = palaestra("datasets", "list")
+    assert "2.0 MB" in listed.out
+    assert "incomplete" in listed.out
+    assert "continue it with: palaestra datasets download D4RL/door/human-v2" in listed.err
+    assert "D4RL/door/human-v2 removed (2.0 MB)" in palaestra("datasets", "prune", "--max-size", "1MB", "--yes").out
+    assert not any(root.iterdir())
 
 
 def test_a_dataset_of_a_queued_run_is_not_removed(palaestra, made, root, home):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rich.live import Live
 
 _REDRAW_EVERY_S = 0.1
-_PLAIN_LINE_EVERY_S = 10.0
+PLAIN_LINE_EVERY_S = 10.0
 _RECENT_EPISODES = 100
 _CURVE_POINTS = 512
 _CURVE_WIDTH = 28
@@ -114,7 +114,7 @@ class ProgressSink:
         """`total_env_steps` is counted in `unit`."""
         self._title, self._unit = title, unit
         self._stream = sys.stderr if stream is None else stream
-        self._plain = plain or not _can_redraw(self._stream)
+        self._plain = plain or not can_redraw(self._stream)
         self._clock = clock
         now = clock()
         self._rate = ProgressRate(total_env_steps, now)
@@ -148,7 +148,7 @@ class ProgressSink:
             self._note = f"{event.phase}: {event.reason}" if event.reason else event.phase
         elif isinstance(event, LogLine):
             self._print_log_line(event)
-        if now - self._redraw_time >= (_PLAIN_LINE_EVERY_S if self._plain else _REDRAW_EVERY_S):
+        if now - self._redraw_time >= (PLAIN_LINE_EVERY_S if self._plain else _REDRAW_EVERY_S):
             self._redraw(now)
 
     def flush(self) -> None:
@@ -325,7 +325,8 @@ class ProgressSink:
         return line
 
 
-def _can_redraw(stream: TextIO) -> bool:
+def can_redraw(stream: TextIO) -> bool:
+    """Whether a stream is a terminal on which a display can be drawn again."""
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 

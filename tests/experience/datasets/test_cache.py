@@ -7,6 +7,12 @@ from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.datasets import list_datasets
 from palaestra.experience.datasets.cache import check_disk, estimate_bytes, parse_age, parse_size, select_expired
 from palaestra.experience.datasets.dataset import DatasetSummary
+from palaestra.experience.datasets.incomplete_downloads import (
+    delete_download,
+    hold_download,
+    is_downloading,
+    list_downloads,
+)
 from palaestra.experience.datasets.storage import ArrayLayout
 
 
@@ -25,6 +31,44 @@ def test_a_disk_that_is_too_small_is_refused_with_the_numbers(tmp_path):
     with pytest.raises(DatasetError, match=r"about 2.0 GB on the disk.*64.0 MB in reserve, but 1.5 GB are free.*prune"):
         check_disk(tmp_path, 2_000_000_000, "a-v0", free=lambda root: 1_500_000_000)
     check_disk(tmp_path, 2_000_000_000, "a-v0", free=lambda root: 2_064_000_000)
+
+
+def test_a_dataset_beyond_the_limit_is_refused_with_the_sizes_and_a_command_that_makes_room(tmp_path, monkeypatch):
+    make_dataset(tmp_path)
+    (used,) = (row.size_bytes for row in list_datasets(tmp_path))
+    monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "1MB")
+    check_disk(tmp_path, 10**6 - used, "a-v0", free=lambda root: 10**12)
+    with pytest.raises(
+        DatasetError, match=r"needs about 998.0 kB .* take \d.*MAX_SIZE allows \(1.0 MB\).*prune --max-size 2kB"
+    ):
+        check_disk(tmp_path, 998_000, "a-v0", free=lambda root: 10**12)
+    with pytest.raises(DatasetError, match=r"\. Raise PALAESTRA_DATASETS_MAX_SIZE"):
+        check_disk(tmp_path, 2 * 10**6, "a-v0", free=lambda root: 10**12)
+    monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "much")
+    with pytest.raises(ConfigError, match=r"PALAESTRA_DATASETS_MAX_SIZE = 'much': is not a size"):
+        check_disk(tmp_path, 1, "a-v0")
+
+
+def test_what_has_arrived_of_a_download_counts_and_can_be_deleted(tmp_path, monkeypatch):
+    with hold_download(tmp_path, "a/b-v0") as place:
+        (place / "part").write_bytes(bytes(5000))
+        assert is_downloading(tmp_path, "a/b-v0")
+        with pytest.raises(DatasetError, match="is being downloaded by another process"):
+            delete_download(tmp_path, "a/b-v0")
+    (row,) = list_downloads(tmp_path)
+    assert (row.dataset_id, row.state, row.size_bytes) == ("a/b-v0", "incomplete", 5000)
+    assert "continue it with: palaestra datasets download a/b-v0" in row.problem
+    monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "6kB")
+    with pytest.raises(DatasetError, match=r"take 5.0 kB"):
+        check_disk(tmp_path, 2000, "c-v0", free=lambda root: 10**12)
+    delete_download(tmp_path, "a/b-v0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_download_of_which_nothing_arrived_leaves_nothing(tmp_path):
+    with hold_download(tmp_path / "root", "a/b-v0"):
+        pass
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_estimate_is_above_and_near_the_size_on_disk(tmp_path):

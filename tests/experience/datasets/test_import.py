@@ -9,9 +9,9 @@ import pytest
 from gymnasium import spaces
 from tests.experience.datasets.samples import BOX, CHOICES, make_dataset
 
-from palaestra.errors import DatasetError
+from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.datasets import DatasetFacts, find_dataset, list_datasets
-from palaestra.experience.datasets.import_data import import_d4rl, import_minari, split_episodes
+from palaestra.experience.datasets.import_data import MissingScores, import_d4rl, import_minari, split_episodes
 
 FACTS = DatasetFacts(dataset_id="d4rl/line-v0", env_id="Line-v0", observation_space=BOX, action_space=CHOICES)
 
@@ -158,6 +158,34 @@ def test_a_dict_of_observations_needs_another_format(tmp_path):
         import_d4rl(tmp_path, write(tmp_path / "line.hdf5", steps()), facts)
 
 
+@pytest.fixture(params=["disk", "limit"])
+def full(request, monkeypatch):
+    """A disk without free space, or a limit that is reached; the words of the refusal."""
+    if request.param == "limit":
+        monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "1kB")
+        return r"more than PALAESTRA_DATASETS_MAX_SIZE allows \(1.0 kB\)"
+    usage = shutil._ntuple_diskusage(1, 1, 0)
+    monkeypatch.setattr("palaestra.experience.datasets.cache.shutil.disk_usage", lambda path: usage)
+    return r"needs about .* on the disk of .*, but 0 B are free.*datasets prune"
+
+
+def test_a_file_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, full):
+    path = write(tmp_path / "line.hdf5", steps(total=200, terminals=(2,), timeouts=(199,)))
+    with pytest.raises(DatasetError, match=full):
+        import_d4rl(tmp_path / "root", path, FACTS)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_directory_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, theirs, full):
+    with pytest.raises(DatasetError, match=full):
+        import_minari(tmp_path / "root", theirs)
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_directory_inside_the_root_is_adopted_although_the_disk_is_full(tmp_path, theirs, full):
+    assert import_minari(tmp_path / "elsewhere", theirs).path == theirs
+
+
 @pytest.fixture
 def theirs(tmp_path):
     """A dataset as Minari leaves it: without manifest and index."""
@@ -233,3 +261,48 @@ def test_a_name_that_is_taken_is_refused_before_copying(tmp_path, theirs):
     with pytest.raises(DatasetError, match="exists already"):
         import_minari(tmp_path / "root", theirs)
     assert find_dataset("count/up-v0", tmp_path / "root").about == {"policy": "test"}
+
+
+def test_a_directory_without_reference_scores_gets_those_that_are_given(tmp_path, theirs):
+    dataset = import_minari(tmp_path / "root", theirs, scores=MissingScores(random=1.0, expert=5.0))
+    assert (dataset.random_score, dataset.expert_score, dataset.normalized_score(3.0)) == (1.0, 5.0, 50.0)
+    assert "ref_max_score" not in json.loads((theirs / "data" / "metadata.json").read_text())
+    inside = import_minari(tmp_path / "elsewhere", theirs, scores=MissingScores(expert=5.0))
+    assert (inside.path, inside.random_score, inside.expert_score) == (theirs, None, 5.0)
+
+
+def test_the_random_score_is_measured_in_the_environment_of_the_metadata(tmp_path, theirs):
+    metadata = theirs / "data" / "metadata.json"
+    spec = json.dumps({"id": "Count-v0", "kwargs": {"size": 3}, "max_episode_steps": 7})
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"env_spec": spec}))
+    calls = []
+
+    def measure(env_id, settings):
+        calls.append((env_id, settings))
+        return -2.5
+
+    dataset = import_minari(tmp_path / "root", theirs, scores=MissingScores(measure_random=measure))
+    assert dataset.random_score == -2.5
+    assert calls == [("Count-v0", {"env_kwargs": {"size": 3}, "max_episode_steps": 7})]
+    given = MissingScores(random=0.0, measure_random=measure)
+    assert import_minari(tmp_path / "other", theirs, scores=given).random_score == 0.0
+    assert len(calls) == 1
+
+
+def test_a_score_that_the_metadata_has_or_that_is_no_number_is_refused(tmp_path):
+    scored = make_dataset(tmp_path / "elsewhere", random_score=1.0, expert_score=2.0).path
+    with pytest.raises(ConfigError, match=r"--expert-score = 5.0: the metadata of the dataset says 2"):
+        import_minari(tmp_path / "root", scored, scores=MissingScores(expert=5.0))
+    with pytest.raises(ConfigError, match=r"--random-score = nan: is not a finite number"):
+        import_minari(tmp_path / "root", scored, scores=MissingScores(random=float("nan")))
+    unnamed = make_dataset(tmp_path / "unnamed", env_id="").path
+    with pytest.raises(ConfigError, match="names no environment"):
+        import_minari(tmp_path / "root", unnamed, scores=MissingScores(measure_random=lambda *words: 0.0))
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_dataset_of_another_machine_gets_a_score_and_keeps_how_it_was_made(tmp_path):
+    dataset = make_dataset(tmp_path / "elsewhere")
+    scored = import_minari(tmp_path / "root", dataset.path, scores=MissingScores(expert=5.0))
+    assert (scored.expert_score, scored.about) == (5.0, dataset.about)
+    assert scored.load_transitions().reward.tolist() == dataset.load_transitions().reward.tolist()

@@ -1,9 +1,14 @@
 """Checkpoints of other trainers collect data, in a process of their own and without the run service."""
 
+import json
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import stable_baselines3 as sb3
 
 from palaestra.errors import CheckpointError, ConfigError, ConsentRequired
+from palaestra.files.atomic import write_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
 from palaestra.runs.runner import PolicyPlan, RunnerCapabilities
@@ -53,6 +58,84 @@ def test_a_checkpoint_of_another_environment_is_refused(home, model):
     with pytest.raises(CheckpointError, match=r"CartPole-v1"):
         collect_dataset(home, plan(model[1], env_id="Acrobot-v1"))
     assert not home.datasets.exists()
+
+
+KWARGS = {"sutton_barto_reward": True}
+"""With them a step of CartPole gives 0 instead of 1."""
+
+
+def _write_resolved(home, record):
+    """As runs of Stable-Baselines3 record them."""
+    write_json(home.run("a-1").resolved, {"env_kwargs": KWARGS})
+    return replace(record, run_id="a-1", attempt=1)
+
+
+def _write_command(home, record):
+    """As runs of CORL record them."""
+    settings = json.dumps({"env_kwargs": KWARGS})
+    write_json(home.run("a-1").resolved, {"script": "iql"})
+    write_json(home.run("a-1").attempt(2).command, {"environment": {"PALAESTRA_OFFLINE": settings}})
+    return replace(record, run_id="a-1", attempt=2)
+
+
+def _write_agent(home, record):
+    """As checkpoints of BDI agents record them."""
+    directory = Path(record.path).parent / "agent"
+    write_json(directory / "agent.json", {"env_kwargs": KWARGS})
+    return replace(record, path=str(directory))
+
+
+@pytest.mark.parametrize("write", [_write_resolved, _write_command, _write_agent])
+def test_the_environment_has_the_arguments_that_the_checkpoint_was_trained_with(home, model, write):
+    for path in (home.run("a-1").attempt(2).path, Path(model[1].path).parent / "agent"):
+        path.mkdir(parents=True)
+    trained = write(home, model[1])
+    dataset = collect_dataset(home, plan(trained))
+    assert dataset.about["env_kwargs"] == KWARGS
+    assert dataset.load_transitions().reward[0] == 0
+    other = collect_dataset(home, plan(trained, dataset_id="sb3/other-v0", env_kwargs={}))
+    assert other.about["env_kwargs"] == {}
+    assert other.load_transitions().reward[0] == 1
+
+
+def test_arguments_are_used_without_naming_the_environment_again(home, model):
+    dataset = collect_dataset(home, plan(model[1], env_kwargs=KWARGS))
+    assert dataset.about["env_kwargs"] == KWARGS
+    assert dataset.load_transitions().reward[0] == 0
+
+
+def test_a_checkpoint_of_another_trainer_measures_the_expert_score(home, model):
+    """With these arguments an episode of CartPole that ends by a fall has a return of -1, whatever its length."""
+    wanted = plan(None, policy="random", env_id="CartPole-v1", env_kwargs=KWARGS, score_episodes=2)
+    dataset = collect_dataset(home, replace(wanted, expert_checkpoint=model[1]))
+    assert (dataset.random_score, dataset.expert_score) == (-1.0, -1.0)
+    with pytest.raises(CheckpointError, match="CartPole-v1"):
+        collect_dataset(
+            home, replace(wanted, dataset_id="b-v0", env_id="Acrobot-v1", env_kwargs=None, expert_checkpoint=model[1])
+        )
+    assert not (home.datasets / "b-v0").exists()
+
+
+def test_an_expert_that_cannot_act_is_refused_with_its_option(home, model, monkeypatch):
+    use(monkeypatch, Prepared("exit 3"))
+    wanted = plan(None, policy="random", env_id="CartPole-v1", score_episodes=1, expert_checkpoint=model[1])
+    with pytest.raises(CheckpointError, match=r"--expert-checkpoint.*exit code 3"):
+        collect_dataset(home, wanted)
+    assert not home.datasets.exists()
+
+
+def test_the_process_of_the_policy_gets_the_arguments_too(home, model, monkeypatch):
+    requests = []
+
+    class Watched(Prepared):
+        def plan_policy(self, request, machine):
+            requests.append(request)
+            return super().plan_policy(request, machine)
+
+    use(monkeypatch, Watched("exit 3"))
+    with pytest.raises(CheckpointError, match="exit code 3"):
+        collect_dataset(home, plan(model[1], env_kwargs=KWARGS))
+    assert [request.parameters for request in requests] == [KWARGS]
 
 
 class Prepared:

@@ -114,3 +114,9 @@ def test_recorded_episodes_are_not_mixed_with_noise(home):
     play(home, "one")
     with pytest.raises(ConfigError, match="recorded episodes are not changed"):
         collect(home, ["one"], noise=0.5)
+
+
+def test_the_arguments_of_recorded_episodes_cannot_be_changed_afterwards(home):
+    play(home, "one")
+    with pytest.raises(ConfigError, match=r"--env-kwargs.*recorded episodes have the arguments"):
+        collect(home, ["one"], env_kwargs={"sutton_barto_reward": True})

@@ -4,6 +4,7 @@
     manifest    ids, digests, verification
     spaces      supported spaces and their JSON
     storage     episodes in HDF5
+    import_data, download, incomplete_downloads, cache     data of others, and the space that datasets take
 
 Free of torch, so that the run service can list and check datasets. h5py is imported when data is read or written.
 """

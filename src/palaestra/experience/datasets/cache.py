@@ -1,17 +1,21 @@
-"""Disk space of datasets: the check before one is made, and which ones to remove."""
+"""Disk space of datasets: the limit, the check before one is made, and which ones to remove."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from palaestra.errors import ConfigError, DatasetError
-from palaestra.experience.datasets.dataset import DatasetSummary
+from palaestra.experience.datasets.dataset import DatasetSummary, list_datasets
+from palaestra.experience.datasets.incomplete_downloads import list_downloads
 from palaestra.experience.datasets.storage import ArrayLayout
 from palaestra.processes.memory import format_bytes
 
+LIMIT_VARIABLE = "PALAESTRA_DATASETS_MAX_SIZE"
+"""Environment variable with the size that all datasets together may have, such as 50GB."""
 EPISODE_BYTES = 4096
 """Bytes that HDF5 needs for the groups and headers of one episode; measured 2.1 kB with one observation array."""
 _RESERVE_BYTES = 64_000_000
@@ -32,8 +36,17 @@ def estimate_bytes(layout: ArrayLayout, steps: int, episodes: int) -> int:
     return steps * layout.step_bytes + episodes * (last + EPISODE_BYTES)
 
 
+def read_size_limit() -> int | None:
+    """Bytes that all datasets together may have; None without a limit."""
+    text = os.environ.get(LIMIT_VARIABLE, "")
+    return parse_size(text, LIMIT_VARIABLE) if text else None
+
+
 def check_disk(root: Path, needed: int, dataset_id: str, free: Callable[[Path], int] = free_bytes) -> None:
-    """Raise `DatasetError` with the numbers if a dataset of this size does not fit on the disk."""
+    """Raise `DatasetError` with the numbers if a dataset of this size exceeds the limit or the space on the disk."""
+    limit = read_size_limit()
+    if limit is not None:
+        _check_limit(root, needed, dataset_id, limit)
     available = free(root)
     if needed + _RESERVE_BYTES <= available:
         return
@@ -41,6 +54,22 @@ def check_disk(root: Path, needed: int, dataset_id: str, free: Callable[[Path], 
     reason = f"it needs about {sizes}, but {format_bytes(available)} are free"
     remedy = "Remove datasets with: palaestra datasets prune --max-size SIZE, or set PALAESTRA_HOME to another disk"
     raise DatasetError("dataset", dataset_id, reason, remedy)
+
+
+def _check_limit(root: Path, needed: int, dataset_id: str, limit: int) -> None:
+    used = sum(row.size_bytes for row in (*list_datasets(root), *list_downloads(root)))
+    if used + needed <= limit:
+        return
+    reason = (
+        f"it needs about {format_bytes(needed)} and the datasets in {root} take {format_bytes(used)}, together more "
+        f"than {LIMIT_VARIABLE} allows ({format_bytes(limit)})"
+    )
+    remedy = f"raise {LIMIT_VARIABLE}"
+    if needed < limit:
+        # Rounded down, so that the dataset fits afterwards.
+        left = (limit - needed) // 1000
+        remedy = f"remove datasets with: palaestra datasets prune --max-size {left}kB, or {remedy}"
+    raise DatasetError("dataset", dataset_id, reason, remedy[0].upper() + remedy[1:])
 
 
 def parse_size(text: str, place: str) -> int:

@@ -23,6 +23,7 @@ from palaestra.experience.datasets.manifest import (
     check_dataset_id,
     check_digests,
     check_sizes,
+    measure_bytes,
     read_manifest,
     remember_verified,
     was_verified,
@@ -49,9 +50,9 @@ READABLE_VERSIONS = ("0.4.0", "0.4.1", "0.4.2", "0.4.3", "0.5.0", "0.5.1", "0.5.
 _PLACE = "dataset"
 _AGAIN = "Create, import or download it again"
 
-State: TypeAlias = Literal["verified", "unchecked", "damaged", "unverified"]
+State: TypeAlias = Literal["verified", "unchecked", "damaged", "unverified", "incomplete"]
 """`verified`: the files are those whose digests matched; `unchecked`: their sizes match; `damaged`: they do not, or the
-dataset cannot be read; `unverified`: there is no manifest to compare with."""
+dataset cannot be read; `unverified`: there is no manifest to compare with; `incomplete`: a part of a download."""
 
 
 @dataclass(frozen=True)
@@ -193,15 +194,12 @@ def summarize(directory: Path, root: Path) -> DatasetSummary:
 
 def _measure(directory: Path) -> dict[str, Any]:
     """Size and times of the files of a dataset, as far as they can be read."""
-    size, created, used = 0, 0.0, 0.0
-    for path in directory.rglob("*"):
-        with contextlib.suppress(OSError):
-            size += path.lstat().st_size if path.is_file() else 0
+    created, used = 0.0, 0.0
     with contextlib.suppress(OSError):
         created = (directory / DATA / MAIN).stat().st_mtime
         used = created
         used = max(used, (directory / MANIFEST).stat().st_mtime)
-    return {"size_bytes": size, "created": created, "last_used": used}
+    return {"size_bytes": measure_bytes(directory), "created": created, "last_used": used}
 
 
 def _iterate_ids(root: Path, namespace: str = "") -> Iterator[str]:
@@ -242,7 +240,7 @@ def read_dataset(directory: Path, manifest: Manifest | None) -> Dataset:
         counts = metadata["total_steps"], metadata["total_episodes"]
         if not all(type(count) is int and count >= 0 for count in counts):
             raise ValueError(f"{counts} are not numbers of steps and episodes")
-        scores = [_read_score(metadata.get(name)) for name in ("ref_min_score", "ref_max_score")]
+        scores = [read_score(metadata.get(name)) for name in ("ref_min_score", "ref_max_score")]
         dataset_id = str(metadata["dataset_id"])
         spec = metadata.get("env_spec")
         env_id = "" if not spec else str(json.loads(spec)["id"])
@@ -275,7 +273,8 @@ def read_dataset(directory: Path, manifest: Manifest | None) -> Dataset:
     return dataset
 
 
-def _read_score(value: object) -> float | None:
+def read_score(value: object) -> float | None:
+    """A reference score of the metadata; None if it is not a number."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -363,7 +362,7 @@ def new_directory(root: Path, dataset_id: str) -> Iterator[Path]:
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOTEMPTY, errno.EEXIST):  # another one was faster
             raise _exists_error(dataset_id) from None
-        _remove_empty(target.parent, existing)
+        remove_empty_directories(target.parent, existing)
         raise
     manifest = read_manifest(target)
     if manifest is not None:
@@ -400,10 +399,10 @@ def delete_dataset(root: Path, dataset_id: str) -> None:
         os.rename(directory, hidden)
         shutil.rmtree(hidden)
     sync(directory.parent)
-    _remove_empty(directory.parent, root)
+    remove_empty_directories(directory.parent, root)
 
 
-def _remove_empty(place: Path, last: Path) -> None:
+def remove_empty_directories(place: Path, last: Path) -> None:
     """Remove empty directories from `place` up to, but without, `last`."""
     while place != last and place.is_relative_to(last):
         try:

@@ -1,38 +1,52 @@
 """Downloads datasets from a remote of Minari: Hugging Face unless `$MINARI_REMOTE` names another one.
 
-Files arrive under `<root>/.downloads/<dataset_id>/`, which is kept after a failure so that the next attempt continues.
-A complete download is checked like an import, gets its manifest, and then appears under its name.
+Files arrive under `<root>/.downloads/<dataset_id>/`, which is kept after a failure. From Hugging Face the next attempt
+continues within a file: its own library deletes the part that has arrived, so files are fetched here with its
+functions. Other remotes start again. A complete download is checked like an import, gets its manifest, and then appears
+under its name.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from palaestra.errors import ConfigError, DatasetError, DownloadFailed
 from palaestra.experience.datasets.cache import check_disk
-from palaestra.experience.datasets.dataset import READABLE_VERSIONS, Dataset, check_new
-from palaestra.experience.datasets.import_data import import_minari
-from palaestra.experience.datasets.manifest import DATA
-from palaestra.experience.datasets.storage import METADATA, import_h5py
+from palaestra.experience.datasets.dataset import READABLE_VERSIONS, Dataset, check_new, read_score
+from palaestra.experience.datasets.import_data import MissingScores, import_minari
+from palaestra.experience.datasets.incomplete_downloads import delete_download, hold_download
+from palaestra.experience.datasets.manifest import DATA, measure_bytes
+from palaestra.experience.datasets.storage import MAIN, METADATA, import_h5py
+from palaestra.files.checkpoint import digest_file
 
-_DOWNLOADS = ".downloads"
+ReportBytes: TypeAlias = Callable[[int, int], None]
+"""Called with the bytes that have arrived and with those of the dataset, 0 if that is unknown."""
+_HUB = "hf://"
 _ATTEMPTS = 3
 _PAUSE_S = 2.0
+_REPORT_EVERY_S = 0.5
+_SHA256_DIGITS = 64
 _UNKNOWN = {"EntryNotFoundError", "RepositoryNotFoundError", "RemoteEntryNotFoundError", "KeyError"}
 """Names of errors that mean that the remote answered and has no such dataset."""
 
 
-def download_dataset(root: Path, dataset_id: str, pause: Callable[[float], None] = time.sleep) -> Dataset:
+def download_dataset(
+    root: Path,
+    dataset_id: str,
+    pause: Callable[[float], None] = time.sleep,
+    report: ReportBytes | None = None,
+    scores: MissingScores | None = None,
+) -> Dataset:
     """Download, check and adopt a dataset.
 
     `DatasetError` if there is none of this name or it cannot be read here, `DownloadFailed` if the remote does not
@@ -41,37 +55,106 @@ def download_dataset(root: Path, dataset_id: str, pause: Callable[[float], None]
     check_new(root, dataset_id)
     import_h5py()
     remote = _open_remote(dataset_id)
-    place = root / _DOWNLOADS / dataset_id
-    with _lock(place, dataset_id):
-        metadata = _retry(lambda: remote.get_dataset_metadata(dataset_id), dataset_id, pause)
-        _check_metadata(metadata, dataset_id)
-        size = metadata.get("dataset_size")
-        check_disk(root, int(size * 1e6) if isinstance(size, int | float) else 0, dataset_id)
-        _retry(lambda: remote.download_dataset(dataset_id, place), dataset_id, pause)
-        source = place / dataset_id
-        if not (source / DATA / METADATA).is_file():
-            raise DownloadFailed(f"{dataset_id}: the remote sent no {DATA}/{METADATA}. Try again later.")
-        # Hugging Face keeps its bookkeeping beside the files.
-        shutil.rmtree(source / ".cache", ignore_errors=True)
-        dataset = import_minari(root, source, dataset_id, {"imported": "download", "remote": _remote_name()}, move=True)
-        shutil.rmtree(place)
-    _remove_empty_downloads(root, place)
+    with hold_download(root, dataset_id) as place:
+        # Remotes print what they do.
+        with redirect_stdout(sys.stderr):
+            metadata = _retry(lambda: remote.get_dataset_metadata(dataset_id), dataset_id, pause)
+            _check_metadata(metadata, dataset_id)
+            scores = scores or MissingScores()
+            scores.check(*(read_score(metadata.get(name)) for name in ("ref_min_score", "ref_max_score")))
+            size = metadata.get("dataset_size")
+            total = int(size * 1e6) if isinstance(size, int | float) else 0
+            check_disk(root, max(0, total - measure_bytes(place)), dataset_id)
+            with _report_size(place, total, report):
+                source = _retry(lambda: _fetch(remote, dataset_id, place), dataset_id, pause)
+        for name in (METADATA, MAIN):
+            if not (source / DATA / name).is_file():
+                raise DownloadFailed(f"{dataset_id}: the remote sent no {DATA}/{name}. Try again later.")
+        about = {"imported": "download", "remote": _remote_name()}
+        dataset = import_minari(root, source, dataset_id, about, move=True, scores=scores)
+    delete_download(root, dataset_id)
     return dataset
 
 
+@contextmanager
+def _report_size(place: Path, total: int, report: ReportBytes | None) -> Iterator[None]:
+    """Report the bytes in a directory until the block ends. The remotes have no progress in common, files have."""
+    if report is None:
+        yield
+        return
+    finished = threading.Event()
+
+    def report_until_finished() -> None:
+        while not finished.wait(_REPORT_EVERY_S):
+            report(measure_bytes(place), total)
+
+    thread = threading.Thread(target=report_until_finished, name="download-progress", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        thread.join()
+        report(measure_bytes(place), total)
+
+
+def _fetch(remote: Any, dataset_id: str, place: Path) -> Path:
+    """Fetch the files of a dataset; returns the directory that holds them."""
+    name = _remote_name()
+    if name.startswith(_HUB):
+        return _fetch_from_hub(name.removeprefix(_HUB), dataset_id, place)
+    remote.download_dataset(dataset_id, place)
+    return place / dataset_id
+
+
+def _fetch_from_hub(owner: str, dataset_id: str, place: Path) -> Path:
+    """Fetch the two files of a dataset of one commit, each from the byte at which an earlier attempt stopped."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+    from huggingface_hub.file_download import http_get
+    from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]  # documented, not in __all__
+
+    repository, _, folder = dataset_id.partition("/")
+
+    def build_url(name: str, commit: str | None = None) -> str:
+        path = "/".join(filter(None, (folder, DATA, name)))
+        return hf_hub_url(f"{owner}/{repository}", path, repo_type="dataset", revision=commit)
+
+    commit = get_hf_file_metadata(build_url(METADATA)).commit_hash or "main"
+    source = place / commit
+    for path in place.iterdir():  # of another commit
+        if path != source:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    (source / DATA).mkdir(parents=True, exist_ok=True)
+    for name in (METADATA, MAIN):
+        url, path = build_url(name, commit), source / DATA / name
+        facts = get_hf_file_metadata(url)
+        with open(path, "ab") as file:
+            if facts.size is None or file.tell() > facts.size:
+                file.seek(0)
+                file.truncate()
+            http_get(url, file, resume_size=file.tell(), headers=build_hf_headers(), expected_size=facts.size)
+        # The tag of a large file is its digest.
+        etag = facts.etag or ""
+        if len(etag) == _SHA256_DIGITS and digest_file(path).sha256 != etag:
+            path.unlink()
+            raise DownloadFailed(f"{dataset_id}: the SHA-256 of {DATA}/{name} is not {etag}. Download it again.")
+    return source
+
+
 def _remote_name() -> str:
-    return os.environ.get("MINARI_REMOTE") or "hf://farama-minari"
+    return os.environ.get("MINARI_REMOTE") or f"{_HUB}farama-minari"
 
 
 def _open_remote(dataset_id: str) -> Any:
-    if not sys.stderr.isatty():
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    # The bars of the remotes, which `report` replaces.
+    for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
+        os.environ.setdefault(name, "1")
     try:
         from minari.storage.remotes import get_cloud_storage
     except ImportError:
         raise ConfigError("minari", None, "is not installed", "pip install 'palaestra[offline]'") from None
     name = _remote_name()
-    if name.startswith("hf://"):
+    if name.startswith(_HUB):
         _check_network(dataset_id)
     try:
         return get_cloud_storage(name)
@@ -102,7 +185,7 @@ def _retry(call: Callable[[], Any], dataset_id: str, pause: Callable[[float], No
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             return call()
-        except (DatasetError, ConfigError):
+        except (DatasetError, ConfigError, DownloadFailed):
             raise
         except Exception as error:
             # The libraries of the remotes share no base class of errors.
@@ -128,29 +211,3 @@ def _check_metadata(metadata: Any, dataset_id: str) -> None:
     form = metadata.get("data_format", "hdf5")
     if form != "hdf5":
         raise DatasetError("data_format", form, f"{dataset_id} is not stored as HDF5", "Choose another dataset")
-
-
-@contextmanager
-def _lock(place: Path, dataset_id: str) -> Iterator[None]:
-    """Allow one download of a dataset at a time."""
-    place.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(place.with_name(f"{place.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError:
-        remedy = "Wait until it has finished"
-        raise DatasetError("dataset", dataset_id, "is being downloaded by another process", remedy) from None
-    finally:
-        os.close(descriptor)
-
-
-def _remove_empty_downloads(root: Path, place: Path) -> None:
-    place.with_name(f"{place.name}.lock").unlink(missing_ok=True)
-    for directory in place.parents:
-        if directory == root:
-            return
-        try:
-            directory.rmdir()
-        except OSError:
-            return

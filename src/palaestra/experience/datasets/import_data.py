@@ -8,16 +8,17 @@ the file itself are read: links, virtual arrays and arrays in external files are
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from palaestra.errors import DatasetError
+from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.datasets.cache import check_disk, estimate_bytes
 from palaestra.experience.datasets.dataset import (
     Dataset,
@@ -40,6 +41,7 @@ from palaestra.experience.datasets.manifest import (
 )
 from palaestra.experience.datasets.spaces import Array, nest
 from palaestra.experience.datasets.storage import MAIN, METADATA, ArrayLayout, Episode, has_link, open_hdf5, read_array
+from palaestra.files.atomic import write_bytes
 from palaestra.files.checkpoint import digest_file
 
 _REQUIRED = ("observations", "actions", "rewards", "terminals")
@@ -166,15 +168,60 @@ def _end_by_limit(ends: Array, limit: int) -> None:
         first = last + 1
 
 
+@dataclass(frozen=True, kw_only=True)
+class MissingScores:
+    """Reference scores for data whose metadata does not have them."""
+
+    random: float | None = None
+    expert: float | None = None
+    measure_random: Callable[[str, Mapping[str, Any]], float] | None = None
+    """Measures the random score, if neither the metadata nor `random` has it, in an environment with this id and these
+    settings (`env_kwargs`, `max_episode_steps`)."""
+
+    def check(self, random_score: float | None, expert_score: float | None) -> None:
+        """Raise `ConfigError` for a score that the metadata has, and for one that is not a number."""
+        check_scores(self.random, self.expert)
+        known = ("--random-score", self.random, random_score), ("--expert-score", self.expert, expert_score)
+        for option, given, score in known:
+            if given is not None and score is not None:
+                raise ConfigError(option, given, f"the metadata of the dataset says {score:g}", "Leave it out")
+
+    def find_for(self, dataset: Dataset, settings: Mapping[str, Any]) -> dict[str, float]:
+        """The scores to add to the metadata of a dataset; `ConfigError` for one that it has."""
+        self.check(dataset.random_score, dataset.expert_score)
+        low = self.random
+        if low is None and dataset.random_score is None and self.measure_random is not None:
+            if not dataset.env_id:
+                remedy = "Give the score with --random-score"
+                raise ConfigError("--score-episodes", None, "the metadata names no environment to measure in", remedy)
+            low = self.measure_random(dataset.env_id, settings)
+        scores = {"ref_min_score": low, "ref_max_score": self.expert}
+        return {key: score for key, score in scores.items() if score is not None}
+
+
+def check_scores(random_score: float | None, expert_score: float | None) -> None:
+    """Raise `ConfigError` for a score that is not a finite number."""
+    for option, score in (("--random-score", random_score), ("--expert-score", expert_score)):
+        if score is not None and not math.isfinite(score):
+            raise ConfigError(option, score, "is not a finite number")
+
+
 def import_minari(
-    root: Path, directory: Path, dataset_id: str = "", about: Mapping[str, Any] | None = None, *, move: bool = False
+    root: Path,
+    directory: Path,
+    dataset_id: str = "",
+    about: Mapping[str, Any] | None = None,
+    *,
+    move: bool = False,
+    scores: MissingScores | None = None,
 ) -> Dataset:
     """Check a directory that Minari or palaestra made, and take it in.
 
-    A directory inside `root` stays where it is and gets a manifest; another one is copied, or with `move` moved.
-    `DatasetError` if an episode is damaged, or if the directory has a manifest that does not fit.
+    A directory inside `root` stays where it is and gets a manifest; another one is copied. With `move` the two files of
+    Minari are moved and everything else in the directory is ignored. `DatasetError` if an episode is damaged, or if the
+    directory has a manifest that does not fit.
     """
-    manifest = read_manifest(directory)
+    manifest = None if move else read_manifest(directory)
     if manifest is not None:
         check_digests(directory, manifest)
     dataset = read_dataset(directory, manifest)
@@ -182,19 +229,24 @@ def import_minari(
     if dataset.dataset_id != target:
         # Minari refuses a dataset whose directory and metadata disagree.
         raise DatasetError("--id", target, f"its metadata says {dataset.dataset_id}", f"Use {dataset.dataset_id}")
-    facts = {"imported": "minari", **_read_settings(directory), **(about or {})}
-    resolved = directory.resolve()
-    if resolved == (root / target).resolve():
-        if manifest is not None:
-            remedy = f"Verify it with: palaestra datasets verify {target}"
-            raise DatasetError("dataset", target, "has a manifest already", remedy)
-        _check_episodes(dataset)
+    settings = _read_settings(directory)
+    facts = {"imported": "minari", **settings, **(about or {})} if manifest is None else manifest.about
+    is_inside = directory.resolve() == (root / target).resolve()
+    if not is_inside:
+        check_new(root, target)
+        needed = 0 if move else sum((directory / name).stat().st_size for name in list_files(directory))
+        check_disk(root, needed, target)
+    elif manifest is not None:
+        remedy = f"Verify it with: palaestra datasets verify {target}"
+        raise DatasetError("dataset", target, "has a manifest already", remedy)
+    if not move:
+        _check_files(dataset)
+    dataset.load_transitions()
+    added = (scores or MissingScores()).find_for(dataset, settings)
+    if is_inside:
+        _add_scores(directory, added)
         write_manifest(directory, target, dataset.env_id, facts)
         return find_dataset(target, root)
-    check_new(root, target)
-    needed = 0 if move else sum((directory / name).stat().st_size for name in list_files(directory))
-    check_disk(root, needed, target)
-    _check_episodes(dataset)
     with new_directory(root, target) as copy:
         if manifest is not None:
             shutil.copytree(directory, copy, dirs_exist_ok=True)
@@ -202,8 +254,16 @@ def import_minari(
             (copy / DATA).mkdir()
             for name in (METADATA, MAIN):
                 (os.rename if move else shutil.copyfile)(directory / DATA / name, copy / DATA / name)
+        if manifest is None or added:
+            _add_scores(copy, added)
             write_manifest(copy, target, dataset.env_id, facts)
     return find_dataset(target, root)
+
+
+def _add_scores(directory: Path, scores: Mapping[str, float]) -> None:
+    if scores:
+        path = directory / DATA / METADATA
+        write_bytes(path, json.dumps({**json.loads(path.read_bytes()), **scores}).encode())
 
 
 def _read_settings(directory: Path) -> dict[str, Any]:
@@ -219,9 +279,8 @@ def _read_settings(directory: Path) -> dict[str, Any]:
     }
 
 
-def _check_episodes(dataset: Dataset) -> None:
-    """Read every episode once; `DatasetError` with the place of the first damage."""
+def _check_files(dataset: Dataset) -> None:
+    """Raise `DatasetError` about a file that does not belong to a dataset."""
     known = {f"{DATA}/{METADATA}", f"{DATA}/{MAIN}", MANIFEST, INDEX}
     if extra := [name for name in list_files(dataset.path) if name not in known]:
         raise DatasetError("dataset", str(dataset.path), f"{extra[0]} does not belong to a dataset", "Remove it")
-    dataset.load_transitions()

@@ -143,6 +143,15 @@ def list_files(directory: Path) -> list[str]:
     return sorted(names)
 
 
+def measure_bytes(directory: Path) -> int:
+    """Bytes of the files below a directory, as far as they can be read."""
+    size = 0
+    for path in directory.rglob("*"):
+        with contextlib.suppress(OSError):
+            size += path.lstat().st_size if path.is_file() else 0
+    return size
+
+
 def remember_verified(root: Path, directory: Path, manifest: Manifest) -> None:
     """Remember that the files of a dataset matched their digests. Without effect where nothing can be written."""
     with contextlib.suppress(OSError, DatasetError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from palaestra.errors import ConfigError
 from palaestra.experience.datasets import Dataset, Episode, create_dataset, find_dataset
 from palaestra.experience.datasets.cache import check_disk, estimate_bytes
 from palaestra.experience.datasets.dataset import check_new
-from palaestra.experience.datasets.import_data import ImportReport, import_d4rl
+from palaestra.experience.datasets.import_data import ImportReport, check_scores, import_d4rl
 from palaestra.experience.datasets.spaces import nest
 from palaestra.experience.datasets.storage import ArrayLayout, import_h5py
 from palaestra.files.home import Home
@@ -35,6 +34,7 @@ from palaestra.train.collection.collect import (
     collect_episodes,
     collection_config,
     describe_collection,
+    measure_score,
     random_score,
 )
 from palaestra.train.collection.recorded import Recordings
@@ -74,7 +74,8 @@ class CollectionPlan:
     seed: int = 0
     score_episodes: int = 20
     """Episodes for each reference score; 0 measures none."""
-    expert_checkpoint: Path | None = None
+    expert_checkpoint: Path | CheckpointRecord | None = None
+    """Measures the expert score in the environment of the dataset."""
     expert_score: float | None = None
 
     def check(self) -> None:
@@ -93,18 +94,20 @@ class CollectionPlan:
                 raise ConfigError(option, share, "must lie between 0 and 1", "It is a share")
             if share and self.recordings is not None:
                 raise ConfigError(option, share, "recorded episodes are not changed", "Leave it out")
+        if self.env_kwargs is not None and self.recordings is not None:
+            reason = "recorded episodes have the arguments that they were played with"
+            raise ConfigError("--env-kwargs", self.env_kwargs, reason, "Leave it out")
         if self.expert_score is not None and self.expert_checkpoint is not None:
             raise ConfigError(
                 "--expert-score", self.expert_score, "--expert-checkpoint is given too", "Give one of them"
             )
-        if self.expert_score is not None and not math.isfinite(self.expert_score):
-            raise ConfigError("--expert-score", self.expert_score, "is not a finite number")
+        check_scores(None, self.expert_score)
 
 
 def collect_dataset(
     home: Home, plan: CollectionPlan, report: Callable[[int, int], None] | None = None, *, root: Path | None = None
 ) -> Dataset:
-    """Collect and write a dataset; `report` is called with the steps and episodes that were added.
+    """Collect and write a dataset; `report` is called with the steps and episodes so far.
 
     `root`: the directory of datasets, by default that of the state directory.
     """
@@ -113,15 +116,16 @@ def collect_dataset(
     check_new(root, plan.dataset_id)
     import_h5py()
     with ExitStack() as stack:
-        config = collection_config(_read_env(plan), plan.amount, 1 if _is_foreign(plan) else NUM_ENVS)
+        config = collection_config(_read_env(plan, home), plan.amount, 1 if _is_foreign(plan) else NUM_ENVS)
         env = make_env(config)
         stack.callback(env.close)
         _check_disk(root, plan, config, env)
+        expert_score = _measure_expert(plan, home, config)
         source: Recordings | Behaviour
         if plan.recordings is not None:
             source, episodes = plan.recordings, plan.recordings.episodes(env.action_space)
         else:
-            source = _make_behaviour(plan, home, env)
+            source = _make_behaviour(plan, home, config, env)
             stack.callback(source.close)
             episodes = _collect_parts(plan, env, source)
         about = {"seed": plan.seed, **source.describe()}
@@ -132,9 +136,9 @@ def collect_dataset(
             for episode in episodes:
                 writer.add(episode)
                 if report is not None:
-                    report(len(episode), 1)
+                    report(writer.num_steps, writer.num_episodes)
             low = random_score(env, episodes=plan.score_episodes, seed=plan.seed) if plan.score_episodes else None
-            writer.facts = replace(writer.facts, random_score=low, expert_score=_measure_expert(plan))
+            writer.facts = replace(writer.facts, random_score=low, expert_score=expert_score)
     return find_dataset(plan.dataset_id, root)
 
 
@@ -155,34 +159,49 @@ def import_file(
     root: Path,
     file: Path,
     dataset_id: str,
+    env: EnvConfig,
     *,
-    env_id: str,
     seed: int = 0,
     score_episodes: int = 20,
+    random_score: float | None = None,
     expert_score: float | None = None,
 ) -> ImportReport:
-    """Import an HDF5 file in the style of D4RL with the spaces of an environment, and measure its random score."""
-    plan = CollectionPlan(
-        dataset_id=dataset_id,
-        amount=Amount(episodes=max(1, score_episodes)),
-        env_id=env_id,
-        policy=RANDOM,
-        seed=seed,
-        score_episodes=score_episodes,
-        expert_score=expert_score,
-    )
-    plan.check()
+    """Import an HDF5 file in the style of D4RL with the spaces of an environment.
+
+    Its random score is measured unless it is given.
+    """
+    check_scores(random_score, expert_score)
     check_new(root, dataset_id)
-    config = collection_config(EnvConfig(id=env_id), plan.amount)
-    limit = EnvFactory(base_env_id(env_id)).find_spec()
-    env = make_env(config)
+    if random_score is None and score_episodes:
+        random_score = measure_random_score(env, episodes=score_episodes, seed=seed)
+    config = collection_config(env, Amount(episodes=1))
+    spec = EnvFactory(base_env_id(env.id)).find_spec()
+    vector = make_env(config)
     try:
-        low = random_score(env, episodes=score_episodes, seed=seed) if score_episodes else None
-        described = describe_collection(dataset_id, config, env)
-        facts = replace(described, random_score=low, expert_score=expert_score, about={}, algorithm=file.name)
+        described = describe_collection(dataset_id, config, vector)
     finally:
-        env.close()
-    return import_d4rl(root, file, facts, max_episode_steps=None if limit is None else limit.max_episode_steps)
+        vector.close()
+    facts = replace(
+        described,
+        random_score=random_score,
+        expert_score=expert_score,
+        about={"env_kwargs": dict(env.kwargs)} if env.kwargs else {},
+        algorithm=file.name,
+    )
+    return import_d4rl(root, file, facts, max_episode_steps=None if spec is None else spec.max_episode_steps)
+
+
+def measure_random_score(env: EnvConfig, *, episodes: int, seed: int) -> float:
+    """Mean return of random actions in new environments."""
+    if episodes < 1:
+        raise ConfigError("--score-episodes", episodes, "must not be negative", "0 measures no score")
+    if not 0 <= seed <= _MAX_SEED:
+        raise ConfigError("--seed", seed, f"must lie between 0 and {_MAX_SEED}")
+    vector = make_env(collection_config(env, Amount(episodes=episodes)))
+    try:
+        return random_score(vector, episodes=episodes, seed=seed)
+    finally:
+        vector.close()
 
 
 def _check_disk(root: Path, plan: CollectionPlan, config: EnvConfig, env: VectorEnv) -> None:
@@ -197,8 +216,8 @@ def _check_disk(root: Path, plan: CollectionPlan, config: EnvConfig, env: Vector
     check_disk(root, estimate_bytes(layout, steps, episodes or steps // 20), plan.dataset_id)
 
 
-def _read_env(plan: CollectionPlan) -> EnvConfig:
-    """The environment of the plan, with the settings of the checkpoint if it is the same one."""
+def _read_env(plan: CollectionPlan, home: Home) -> EnvConfig:
+    """The environment of the plan, with the arguments that the checkpoint was trained with unless others are given."""
     if plan.recordings is not None:
         return EnvConfig(id=plan.recordings.env_id, kwargs=plan.recordings.parameters)
     given = EnvConfig(id=plan.env_id, kwargs=plan.env_kwargs or {}) if plan.env_id else None
@@ -209,7 +228,10 @@ def _read_env(plan: CollectionPlan) -> EnvConfig:
         env_id = plan.env_id or plan.checkpoint.env_id
         if not env_id:
             raise ConfigError("--env", "", "the environment of the checkpoint is unknown", "Give --env")
-        return given or EnvConfig(id=env_id)
+        from palaestra.train.collection.foreign import read_env_kwargs
+
+        kwargs = read_env_kwargs(plan.checkpoint, home) if plan.env_kwargs is None else plan.env_kwargs
+        return EnvConfig(id=env_id, kwargs=kwargs)
     from palaestra.learner.checkpoint import load_checkpoint
     from palaestra.train.config import config_from
 
@@ -221,7 +243,7 @@ def _read_env(plan: CollectionPlan) -> EnvConfig:
     return EnvConfig(id=trained.id, kwargs=kwargs, max_episode_steps=trained.max_episode_steps)
 
 
-def _make_behaviour(plan: CollectionPlan, home: Home, env: VectorEnv) -> Behaviour:
+def _make_behaviour(plan: CollectionPlan, home: Home, config: EnvConfig, env: VectorEnv) -> Behaviour:
     behaviour: Behaviour
     if isinstance(plan.checkpoint, CheckpointRecord):
         from palaestra.train.collection.foreign import ForeignBehaviour
@@ -229,7 +251,7 @@ def _make_behaviour(plan: CollectionPlan, home: Home, env: VectorEnv) -> Behavio
         behaviour = ForeignBehaviour(
             plan.checkpoint,
             home,
-            plan.env_id or plan.checkpoint.env_id,
+            config,
             env.action_space,
             deterministic=plan.deterministic,
             trust=plan.trust,
@@ -243,10 +265,31 @@ def _make_behaviour(plan: CollectionPlan, home: Home, env: VectorEnv) -> Behavio
     return NoisyBehaviour(behaviour, env.action_space, plan.noise) if plan.noise else behaviour
 
 
-def _measure_expert(plan: CollectionPlan) -> float | None:
-    if plan.expert_checkpoint is None or not plan.score_episodes:
+def _measure_expert(plan: CollectionPlan, home: Home, config: EnvConfig) -> float | None:
+    """The given expert score, or the mean return of the expert in the environment of the dataset."""
+    expert, option = plan.expert_checkpoint, "--expert-checkpoint"
+    if expert is None or not plan.score_episodes:
         return plan.expert_score
+    if isinstance(expert, CheckpointRecord):
+        from palaestra.train.collection.foreign import ForeignBehaviour
+
+        with ExitStack() as stack:
+            env = make_env(config.model_copy(update={"num_envs": 1}))
+            stack.callback(env.close)
+            space = env.action_space
+            behaviour = ForeignBehaviour(
+                expert, home, config, space, deterministic=True, trust=plan.trust, option=option
+            )
+            stack.callback(behaviour.close)
+            return measure_score(env, behaviour, episodes=plan.score_episodes, seed=plan.seed)
     from palaestra.train.evaluation import evaluate_checkpoint
 
+    def make(trained: EnvConfig) -> VectorEnv:
+        if base_env_id(trained.id) != base_env_id(config.id):
+            reason = f"was trained in {trained.id}, the data comes from {config.id}"
+            raise ConfigError(option, str(expert), reason, "Choose another checkpoint")
+        settings = {"kwargs": config.kwargs, "max_episode_steps": config.max_episode_steps}
+        return make_env(trained.model_copy(update=settings))
+
     seed = plan.seed + SCORE_SEED
-    return evaluate_checkpoint(plan.expert_checkpoint, episodes=plan.score_episodes, seed=seed).mean_return
+    return evaluate_checkpoint(expert, episodes=plan.score_episodes, seed=seed, make=make).mean_return

@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from palaestra.config import parse_section
+from palaestra.env.make import EnvConfig
 from palaestra.env.spaces import ActionLayout
 from palaestra.env.vector import Array, Flags, Observation, Space
 from palaestra.errors import CheckpointError, ConfigError, ConsentRequired
+from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.files.run_directory import find_checkpoint
 from palaestra.runs.checkpoints.catalogue import get_checkpoint, list_checkpoints
@@ -24,6 +27,7 @@ from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.runner import Runner
+from palaestra.runs.runners.corl.offline_data import read_settings
 from palaestra.runs.runners.registry import get_runner
 from palaestra.train.play.environment import PolicyInput
 from palaestra.train.play.policies import PolicyProcess, command_from_json
@@ -55,15 +59,41 @@ def _find_record(name: str, home: Home) -> CheckpointRecord | None:
     return next((record for record in records if record.best), records[0] if records else None)
 
 
+def read_env_kwargs(record: CheckpointRecord, home: Home) -> dict[str, Any]:
+    """Arguments of the environment that a checkpoint was trained in; empty if none are recorded."""
+    documents = [read_json(Path(record.path) / "agent.json")]  # of a BDI agent
+    if record.run_id:
+        run = home.run(record.run_id)
+        attempt = run.attempt(record.attempt)
+        documents += [
+            read_json(attempt.resolved),
+            read_json(run.resolved),
+            read_settings(read_json(attempt.command) or {}),
+        ]
+    for document in documents:
+        kwargs = (document or {}).get("env_kwargs")
+        if isinstance(kwargs, dict):
+            return kwargs
+    return {}
+
+
 class ForeignBehaviour:
-    """Acts with a checkpoint of another trainer in one environment."""
+    """Acts with a checkpoint of another trainer in one environment. `option` is the place of its errors."""
 
     def __init__(
-        self, record: CheckpointRecord, home: Home, env_id: str, space: Space, *, deterministic: bool, trust: bool
+        self,
+        record: CheckpointRecord,
+        home: Home,
+        env: EnvConfig,
+        space: Space,
+        *,
+        deterministic: bool,
+        trust: bool,
+        option: str = "--checkpoint",
     ) -> None:
-        self._record, self._deterministic = record, deterministic
+        self._record, self._deterministic, self._option = record, deterministic, option
         self._layout, self._space = ActionLayout(space), space
-        play = PlaySpec(env_id=env_id, mode="agent")
+        play = parse_section(PlaySpec, {"env_id": env.id, "parameters": env.kwargs, "mode": "agent"}, place="--env")
         planner = PolicyPlanner(home, _load_runner)
         launch = asyncio.run(planner.plan(LoadPolicy(record.checkpoint_id, deterministic), play))
         if launch.status.state == "needs_consent":
@@ -72,7 +102,7 @@ class ForeignBehaviour:
             request = LoadPolicy(record.checkpoint_id, deterministic, launch.status.digest)
             launch = asyncio.run(planner.plan(request, play))
         if launch.command is None:
-            raise CheckpointError("--checkpoint", record.checkpoint_id, launch.status.text or "cannot act")
+            raise CheckpointError(option, record.checkpoint_id, launch.status.text or "cannot act")
         self._process = PolicyProcess(command_from_json(launch.command))
         try:
             self._receive("ready")
@@ -94,7 +124,7 @@ class ForeignBehaviour:
             action = np.asarray(self._receive("action").header.get("action"))
             if action.dtype.kind not in "biuf" or action.size != actions[i].size:
                 reason = f"answered {action.tolist()!r}, which is not an action of {self._space}"
-                raise CheckpointError("--checkpoint", self._record.checkpoint_id, reason, "Choose another checkpoint")
+                raise CheckpointError(self._option, self._record.checkpoint_id, reason, "Choose another checkpoint")
             actions[i] = action.reshape(actions[i].shape)
         return actions
 
@@ -115,7 +145,7 @@ class ForeignBehaviour:
 
     def _receive(self, kind: str) -> Message:
         """The next message of the process, which must be of this kind."""
-        place, name = "--checkpoint", self._record.checkpoint_id
+        place, name = self._option, self._record.checkpoint_id
         while True:
             try:
                 messages = list(self._process.read())

@@ -129,6 +129,16 @@ def _read_env_kwargs(directory: Path) -> dict[str, object]:
     return {key: value for key, value in (kwargs or {}).items() if key != "render_mode"}
 
 
+def read_settings(command: JsonObject) -> JsonObject | None:
+    """The settings that a run passed to its trainer, from its command; None if it passed none."""
+    environment = command.get("environment")
+    try:
+        settings = json.loads(environment[VARIABLE]) if isinstance(environment, Mapping) else None
+    except (KeyError, ValueError, TypeError):
+        return None
+    return settings if isinstance(settings, dict) else None
+
+
 def dataset_findings(data: OfflineData, probed: Probe) -> list[Finding]:
     """What the preflight says about the dataset, and whether the environment has its spaces."""
     dataset = data.dataset

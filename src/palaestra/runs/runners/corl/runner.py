@@ -45,7 +45,13 @@ from palaestra.runs.runner import (
 )
 from palaestra.runs.runners.corl.catalogue import can_act, describe_corl_scripts
 from palaestra.runs.runners.corl.checks import jax_findings, run_findings, tracking_findings, warm_start_findings
-from palaestra.runs.runners.corl.offline_data import VARIABLE, OfflineData, dataset_findings, load_offline_data
+from palaestra.runs.runners.corl.offline_data import (
+    VARIABLE,
+    OfflineData,
+    dataset_findings,
+    load_offline_data,
+    read_settings,
+)
 from palaestra.runs.runners.corl.script import CorlScript, build_corl_flags, read_base_config, read_corl_script
 from palaestra.runs.runners.script_arguments import argument_schema, check_values, leaves_directory
 from palaestra.runs.spec import RunSpec
@@ -244,7 +250,7 @@ class CorlRunner:
     def plan_policy(self, request: PolicyRequest, machine: Machine) -> PolicyPlan:
         """`corl_policy_program.py` with the actor of the run's script, which must be unchanged or needs consent."""
         checkpoint = request.checkpoint
-        settings = _read_settings(request)
+        settings = read_settings(request.command)
         if request.unsafe or request.spec is None or settings is None:
             reason = request.unsafe or "is not in the directory of its run, which knows its script and normalisation"
             raise CheckpointError("checkpoint", checkpoint.checkpoint_id, reason, "Use another checkpoint")
@@ -270,16 +276,6 @@ class CorlRunner:
             },
             foreign_code="" if is_same else f"{script.script.path}, which has changed since the run",
         )
-
-
-def _read_settings(request: PolicyRequest) -> JsonObject | None:
-    """The settings of the dataset that the run of a checkpoint passed to its trainer."""
-    environment = request.command.get("environment")
-    try:
-        settings = json.loads(environment[VARIABLE]) if isinstance(environment, Mapping) else None
-    except (KeyError, ValueError, TypeError):
-        return None
-    return settings if isinstance(settings, dict) else None
 
 
 def _build_variables(spec: RunSpec, paths: AttemptPaths, request: _Request, data: OfflineData) -> dict[str, str]:

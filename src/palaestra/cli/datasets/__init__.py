@@ -1,0 +1,1 @@
+"""`palaestra datasets`: list, show, create, import, download, verify and prune datasets to learn from."""

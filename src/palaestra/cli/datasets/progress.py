@@ -1,0 +1,66 @@
+"""Progress of a command on standard error: a bar on a terminal, one plain line every ten seconds elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+from palaestra.cli.terminal import format_bytes
+from palaestra.telemetry.progress import PLAIN_LINE_EVERY_S, can_redraw
+
+UpdateProgress: TypeAlias = Callable[[int, int], None]
+"""Called with what is done and with the total, 0 if that is unknown."""
+
+
+@contextmanager
+def show_progress(title: str, unit: str, clock: Callable[[], float] = time.monotonic) -> Iterator[UpdateProgress]:
+    """Show the progress of the block in a unit such as `steps`; `bytes` are shown as sizes."""
+    if can_redraw(sys.stderr):
+        with _show_bar(title, unit) as update:
+            yield update
+    else:
+        yield _PlainLines(title, unit, clock)
+
+
+class _PlainLines:
+    """Prints a line when ten seconds have passed since the start or the last line."""
+
+    def __init__(self, title: str, unit: str, clock: Callable[[], float]) -> None:
+        self._title, self._unit, self._clock = title, unit, clock
+        self._printed = clock()
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._clock() - self._printed < PLAIN_LINE_EVERY_S:
+            return
+        self._printed = self._clock()
+        if self._unit == "bytes":
+            amount = format_bytes(done) + (f" of {format_bytes(total)}" if total else "")
+        else:
+            amount = f"{done:,}" + (f" of {total:,}" if total else "") + f" {self._unit}"
+        print(f"{self._title}: {amount}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _show_bar(title: str, unit: str) -> Iterator[UpdateProgress]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        MofNCompleteColumn,
+        Progress,
+        ProgressColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    columns: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn(unit))
+    if unit == "bytes":
+        columns = (DownloadColumn(), TransferSpeedColumn())
+    all_columns = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    with Progress(*all_columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=max(done, total) if total else None)
