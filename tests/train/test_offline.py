@@ -277,6 +277,19 @@ def test_a_comparison_puts_the_offline_baseline_beside_the_result_of_fine_tuning
     assert "eval_normalized_score/gain" in printed.split("EVALUATIONS")[1].split("LATEST METRICS")[0]
 
 
+def test_the_baseline_of_one_run_is_the_evaluation_at_the_end_of_its_offline_phase(palaestra):
+    _create("pendulum/random-v0", "Pendulum-v1")
+    dataset = {"id": "pendulum/random-v0", "offline_updates": 20, "steps_per_update": 5, "mix": 0.5}
+    _train(_config("td3_bc", dataset, algorithm=FEW, trainer={**ONLINE, "eval_every": 2}), "run")
+
+    reports = [m for m in _metrics("run") if "eval_return" in m]
+    early, baseline = (m["eval_return"] for m in reports if m["at"] == 0)
+    document = json.loads(palaestra("runs", "compare", "run", "run", "--json")[1])["evaluations"]
+    assert early != baseline
+    assert document["eval_return/baseline"][0] == pytest.approx(baseline)
+    assert document["eval_return/gain"][0] == pytest.approx(reports[-1]["eval_return"] - baseline)
+
+
 # ---------------------------------------------------------------------- what is refused
 
 

@@ -29,7 +29,9 @@ from palaestra.experience.datasets import find_dataset
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
+from palaestra.runs.comparison import compare
 from palaestra.runs.phase import Phase
+from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.corl import CorlRunner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
@@ -118,10 +120,31 @@ def test_a_fine_tuning_script_reports_the_episodes_in_its_environment(corl_home,
     # The script counts updates from 0: the second episode of 200 steps ends with update 10 + 400.
     assert [(episode.env_step, episode.length) for episode in episodes] == [(210, 200), (410, 200)]
     assert all(-2000 < episode.episode_return < 0 for episode in episodes)
-    assert _metric(events, "eval_return") == {460: -500.0}
-    assert _metric(events, "eval_normalized_score") == {460: 50.0}
+    assert _metric(events, "eval_return") == {460: -460.0}
+    assert _metric(events, "eval_normalized_score") == {460: 54.0}
     assert not plan.has_episodes
     assert plan.total_steps == 460
+
+
+@needs_pyrallis
+@pytest.mark.parametrize(
+    ("eval_frequency", "expected"),
+    # Evaluated after the updates 10, 20 (which ends the offline phase) and 30, or only after 25.
+    [(10, [-20.0, -30.0, -10.0]), (25, [None, -25.0, None])],
+)
+def test_the_baseline_of_fine_tuning_is_the_last_evaluation_of_the_offline_phase(
+    own_corl_home, eval_frequency, expected
+):
+    config = {"offline_iterations": 20, "online_iterations": 10, "eval_frequency": eval_frequency}
+    with TrainerOrchestrator(own_corl_home.base) as orchestrator:
+        keys = {"checkout": str(CHECKOUT), "dataset": DATASET}
+        run_id = orchestrator.launch("corl", {**keys, **config}, consent=True, script="finetune/online")
+        for _ in orchestrator.stream(run_id):
+            pass
+
+    evaluations = compare(RunReader(own_corl_home), [run_id, run_id]).evaluations
+
+    assert [evaluations[f"eval_return/{name}"][0] for name in ("baseline", "final", "gain")] == expected
 
 
 def test_the_injected_modules_are_declared_with_their_hashes_and_the_environment_names_the_dataset(
