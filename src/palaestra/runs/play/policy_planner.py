@@ -90,6 +90,7 @@ class PolicyPlanner:
             size_bytes=digest.size_bytes,
             format="palaestra",
             created=path.stat().st_mtime,
+            offline_dataset={} if own is None else own.offline_dataset,
         )
 
     def _policy_request(self, record: CheckpointRecord, deterministic: bool, play: PlaySpec) -> PolicyRequest:
