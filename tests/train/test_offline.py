@@ -313,6 +313,17 @@ def test_a_checkpoint_of_train_alone_names_its_dataset_in_its_run_as_an_import_a
     assert (listed.offline_dataset["sha256"], listed.offline_dataset["env_id"]) == (dataset.sha256, "Pendulum-v1")
 
 
+def test_a_play_has_the_arguments_with_which_the_dataset_of_its_policy_was_recorded(home):
+    _create("pendulum/moon-v0", "Pendulum-v1", g=1.6)
+    saved = str(_train(_config("bc", "pendulum/moon-v0"), "offline").checkpoint)
+
+    with pytest.raises(CheckpointError, match=r'with g = 1.6, this is .* g = 10.0.*the parameters {"g": 1.6}'):
+        asyncio.run(_plan_policy(home, saved, PlaySpec(env_id="Pendulum-v1")))
+    launch = asyncio.run(_plan_policy(home, saved, PlaySpec(env_id="Pendulum-v1", parameters={"g": 1.6})))
+
+    assert launch.command
+
+
 async def _plan_policy(home, checkpoint, play):
     async def get_runner(name):
         return PalaestraRunner()

@@ -455,6 +455,7 @@ def test_a_supervised_run_registers_checkpoints_with_their_dataset_and_needs_no_
         "dataset_id": DATASET,
         "sha256": dataset.sha256,
         "env_id": "Pendulum-v1",
+        "env_kwargs": {},
     }
 
 

@@ -1,5 +1,8 @@
 """Checkpoints of other trainers collect data, in a process of their own and without the run service."""
 
+import json
+from pathlib import Path
+
 import pytest
 import stable_baselines3 as sb3
 
@@ -53,6 +56,18 @@ def test_a_checkpoint_of_another_environment_is_refused(home, model):
     with pytest.raises(CheckpointError, match=r"CartPole-v1"):
         collect_dataset(home, plan(model[1], env_id="Acrobot-v1"))
     assert not home.datasets.exists()
+
+
+def test_a_policy_of_a_dataset_collects_with_the_arguments_of_that_dataset(home, model):
+    record = Path(model[1].path).with_name("record.json")
+    learned = {"dataset_id": "cartpole/rewards-v0", "env_id": "CartPole-v1", "sha256": "0" * 64}
+    learned |= {"env_kwargs": {"sutton_barto_reward": True}}
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"offline_dataset": learned}))
+    policy = find_policy(model[1].checkpoint_id, home)
+
+    with pytest.raises(CheckpointError, match="sutton_barto_reward = True, this is CartPole-v1"):
+        collect_dataset(home, plan(policy, env_kwargs={}))
+    assert collect_dataset(home, plan(policy)).about["env_kwargs"] == learned["env_kwargs"]
 
 
 class Prepared:

@@ -185,7 +185,7 @@ def _read_spaces(path: Path) -> JsonObject:
 def _read_dataset(dataset: object) -> JsonObject:
     """The identity of a dataset without its reference scores, which only evaluations need."""
     facts = dataset if isinstance(dataset, dict) else {}
-    return {key: facts[key] for key in ("dataset_id", "sha256", "env_id") if key in facts}
+    return {key: facts[key] for key in ("dataset_id", "sha256", "env_id", "env_kwargs") if key in facts}
 
 
 def _find_addresses(value: object) -> Iterator[str]:

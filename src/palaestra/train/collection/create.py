@@ -209,7 +209,9 @@ def _read_env(plan: CollectionPlan) -> EnvConfig:
         env_id = plan.env_id or plan.checkpoint.env_id
         if not env_id:
             raise ConfigError("--env", "", "the environment of the checkpoint is unknown", "Give --env")
-        return given or EnvConfig(id=env_id)
+        # Other checkpoints than those of CORL do not say with which arguments they were trained.
+        known = plan.checkpoint.offline_dataset.get("env_kwargs") or {}
+        return EnvConfig(id=env_id, kwargs=known if plan.env_kwargs is None else plan.env_kwargs)
     from palaestra.learner.checkpoint import load_checkpoint
     from palaestra.train.config import config_from
 
@@ -229,7 +231,7 @@ def _make_behaviour(plan: CollectionPlan, home: Home, env: VectorEnv) -> Behavio
         behaviour = ForeignBehaviour(
             plan.checkpoint,
             home,
-            plan.env_id or plan.checkpoint.env_id,
+            _read_env(plan),
             env.action_space,
             deterministic=plan.deterministic,
             trust=plan.trust,

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from palaestra.env.make import EnvConfig
 from palaestra.env.spaces import ActionLayout
 from palaestra.env.vector import Array, Flags, Observation, Space
 from palaestra.errors import CheckpointError, ConfigError, ConsentRequired
@@ -59,11 +60,11 @@ class ForeignBehaviour:
     """Acts with a checkpoint of another trainer in one environment."""
 
     def __init__(
-        self, record: CheckpointRecord, home: Home, env_id: str, space: Space, *, deterministic: bool, trust: bool
+        self, record: CheckpointRecord, home: Home, env: EnvConfig, space: Space, *, deterministic: bool, trust: bool
     ) -> None:
         self._record, self._deterministic = record, deterministic
         self._layout, self._space = ActionLayout(space), space
-        play = PlaySpec(env_id=env_id, mode="agent")
+        play = PlaySpec(env_id=env.id, parameters=env.kwargs, mode="agent")
         planner = PolicyPlanner(home, _load_runner)
         launch = asyncio.run(planner.plan(LoadPolicy(record.checkpoint_id, deterministic), play))
         if launch.status.state == "needs_consent":

@@ -152,7 +152,7 @@ def _find_other_origin(path: Path, name: str, data: OfflineData) -> str:
         record = get_checkpoint(Home.default(), str(path))
     except ConfigError:
         return ""
-    mismatch = find_dataset_mismatch(record.offline_dataset, data.env_id)
+    mismatch = find_dataset_mismatch(record.offline_dataset, data.env_id, data.env_kwargs)
     for reason in (
         [mismatch] if mismatch else find_incompatibilities({"env_id": record.env_id}, {"env_id": data.env_id})
     ):
