@@ -1,5 +1,6 @@
 """Offline learning from a dataset, and fine-tuning of what it learned, end to end."""
 
+import asyncio
 import json
 import math
 import shutil
@@ -17,7 +18,12 @@ from palaestra.experience.datasets import find_dataset
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import load_checkpoint
-from palaestra.runs.play.protocol import Message
+from palaestra.runs.checkpoints.catalogue import list_checkpoints
+from palaestra.runs.checkpoints.import_checkpoint import import_checkpoint
+from palaestra.runs.play.policy_planner import PolicyPlanner
+from palaestra.runs.play.protocol import LoadPolicy, Message
+from palaestra.runs.play.spec import PlaySpec
+from palaestra.runs.runners.palaestra import PalaestraRunner
 from palaestra.train import config_from, load_config, train
 from palaestra.train.collection.collect import Amount
 from palaestra.train.collection.create import CollectionPlan, collect_dataset
@@ -316,6 +322,53 @@ def test_a_comparison_puts_the_offline_baseline_beside_the_result_of_fine_tuning
     assert report["eval_normalized_score/gain"][1] != 0.0
     printed = palaestra("runs", "compare", "offline", "fine")[1]
     assert "eval_normalized_score/gain" in printed.split("EVALUATIONS")[1].split("LATEST METRICS")[0]
+
+
+def test_the_baseline_of_one_run_is_the_evaluation_at_the_end_of_its_offline_phase(palaestra):
+    _create("pendulum/random-v0", "Pendulum-v1")
+    dataset = {"id": "pendulum/random-v0", "offline_updates": 20, "steps_per_update": 5, "mix": 0.5}
+    _train(_config("td3_bc", dataset, algorithm=FEW, trainer={**ONLINE, "eval_every": 2}), "run")
+
+    reports = [m for m in _metrics("run") if "eval_return" in m]
+    early, baseline = (m["eval_return"] for m in reports if m["at"] == 0)
+    document = json.loads(palaestra("runs", "compare", "run", "run", "--json")[1])["evaluations"]
+    assert early != baseline
+    assert document["eval_return/baseline"][0] == pytest.approx(baseline)
+    assert document["eval_return/gain"][0] == pytest.approx(reports[-1]["eval_return"] - baseline)
+
+
+def test_a_checkpoint_of_train_alone_names_its_dataset_in_its_run_as_an_import_and_by_path(home, tmp_path):
+    _create("pendulum/random-v0", "Pendulum-v1")
+    saved = _train(_config("bc"), "offline").checkpoint
+    copy = shutil.copytree(saved, tmp_path / "copy")
+
+    (listed,) = [row for row in list_checkpoints(home, run_id="offline") if row.path == str(saved.resolve())]
+    imported = import_checkpoint(home, copy)
+    with pytest.raises(CheckpointError, match=r"learned from pendulum/random-v0, which was recorded in Pendulum-v1"):
+        asyncio.run(_plan_policy(home, str(copy), PlaySpec(env_id="CartPole-v1")))
+
+    dataset = find_dataset("pendulum/random-v0", home.datasets)
+    assert listed.offline_dataset == imported.offline_dataset
+    assert listed.offline_dataset["dataset_id"] == "pendulum/random-v0"
+    assert (listed.offline_dataset["sha256"], listed.offline_dataset["env_id"]) == (dataset.sha256, "Pendulum-v1")
+
+
+def test_a_play_has_the_arguments_with_which_the_dataset_of_its_policy_was_recorded(home):
+    _create("pendulum/moon-v0", "Pendulum-v1", g=1.6)
+    saved = str(_train(_config("bc", "pendulum/moon-v0"), "offline").checkpoint)
+
+    with pytest.raises(CheckpointError, match=r'with g = 1.6, this is .* g = 10.0.*the parameters {"g": 1.6}'):
+        asyncio.run(_plan_policy(home, saved, PlaySpec(env_id="Pendulum-v1")))
+    launch = asyncio.run(_plan_policy(home, saved, PlaySpec(env_id="Pendulum-v1", parameters={"g": 1.6})))
+
+    assert launch.command
+
+
+async def _plan_policy(home, checkpoint, play):
+    async def get_runner(name):
+        return PalaestraRunner()
+
+    return await PolicyPlanner(home, get_runner).plan(LoadPolicy(checkpoint, True, ""), play)
 
 
 # ---------------------------------------------------------------------- what is refused

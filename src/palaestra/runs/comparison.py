@@ -49,8 +49,8 @@ class Comparison:
     metrics: dict[str, list[Number | None]]
     """Mean of the last 100 episodes of episode metrics, and of the last 10 updates of all others."""
     evaluations: dict[str, list[Number | None]] = field(default_factory=dict)
-    """`baseline`, `final` and `gain` of `eval_return` and `eval_normalized_score`: the first evaluation (of a run that
-    continues from another one, before its first step), the last one, and their difference."""
+    """`baseline`, `final` and `gain` of `eval_return` and `eval_normalized_score`: the first evaluation (of
+    fine-tuning, the last one before its first step in the environment), the last one, and their difference."""
 
 
 def compare(reader: RunReader, names: Sequence[str]) -> Comparison:
@@ -65,7 +65,7 @@ def compare(reader: RunReader, names: Sequence[str]) -> Comparison:
         command = read_json(attempt.command) or {}
         configurations.append(_configuration(run.path, attempt.path))
         metrics.append(_final_metrics(reader, record.run_id))
-        evaluations.append(_read_evaluations(reader, record.run_id, metrics[-1]))
+        evaluations.append(_read_evaluations(reader, record.run_id, metrics[-1], configurations[-1]))
         columns.append(
             ComparedRun(
                 run=record,
@@ -121,11 +121,30 @@ def _final_metrics(reader: RunReader, run_id: str) -> dict[str, float | None]:
     return metrics
 
 
-def _read_evaluations(reader: RunReader, run_id: str, known: Mapping[str, object]) -> dict[str, float | None]:
+def _read_evaluations(
+    reader: RunReader, run_id: str, known: Mapping[str, object], configuration: JsonObject
+) -> dict[str, float | None]:
     names = [name for name in _EVALUATED if name in known]
+    if not names:
+        return {}
+    offline_updates = _count_offline_updates(configuration)
+    all_points, before = reader.metrics(run_id, names), reader.metrics(run_id, names, last=offline_updates)
     result: dict[str, float | None] = {}
-    for name, points in (reader.metrics(run_id, names) if names else {}).items():
-        if points:
-            first, last = points[0].value, points[-1].value
-            result |= {f"{name}/baseline": first, f"{name}/final": last, f"{name}/gain": last - first}
+    for name, points in all_points.items():
+        if not points:
+            continue
+        # A policy that was first evaluated after its offline phase has no baseline.
+        earlier = before[name] or ([] if offline_updates else points[:1])
+        baseline, final = earlier[-1].value if earlier else None, points[-1].value
+        gain = None if baseline is None else final - baseline
+        result |= {f"{name}/baseline": baseline, f"{name}/final": final, f"{name}/gain": gain}
     return result
+
+
+def _count_offline_updates(configuration: JsonObject) -> int:
+    """The steps of a run that counts its updates, up to its first step in the environment; 0 for all other runs."""
+    if configuration.get("runner") != "corl":
+        return 0
+    from palaestra.runs.runners.corl.script import count_offline_updates
+
+    return count_offline_updates(configuration)

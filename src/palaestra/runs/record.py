@@ -187,8 +187,8 @@ class CheckpointRecord:
     env_signature: JsonObject = field(default_factory=dict)
     metrics_digest: dict[str, Number] = field(default_factory=dict)
     offline_dataset: JsonObject = field(default_factory=dict)
-    """The dataset that it learned from: `dataset_id`, `sha256` and `env_id`; empty for one trained in its
-    environment."""
+    """The dataset that it learned from: `dataset_id`, `sha256`, and `env_id` and `env_kwargs` of the environment in
+    which it was recorded; empty for one trained in its environment."""
     verified: float | None = None
     """When its bytes last matched the hash; null: never checked; negative: they did not match at that time."""
 

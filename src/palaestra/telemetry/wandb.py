@@ -92,22 +92,31 @@ class WandbSink(ScalarSink):
         self._run.log({name: float(value) for name, value in metrics.items()}, step=env_step)
 
 
-def _require_credentials(mode: Mode, environ: Mapping[str, str]) -> None:
-    if mode == "offline" or environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return
-    host = urlsplit(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or "api.wandb.ai"
+def find_host(environ: Mapping[str, str]) -> str:
+    """The host that runs are sent to."""
+    return urlsplit(environ.get("WANDB_BASE_URL", "")).hostname or "api.wandb.ai"
+
+
+def has_credentials(environ: Mapping[str, str]) -> bool:
+    """Whether the variables or a .netrc file hold credentials for the host."""
+    if environ.get("WANDB_API_KEY") or environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
     home = environ.get("HOME", "")
     paths = [environ["NETRC"]] if "NETRC" in environ else [f"{home}/.netrc", f"{home}/_netrc"]
-    if not any(_has_credentials(Path(path), host) for path in paths):
+    return any(_has_login(Path(path), find_host(environ)) for path in paths)
+
+
+def _require_credentials(mode: Mode, environ: Mapping[str, str]) -> None:
+    if mode == "online" and not has_credentials(environ):
         raise ConfigError(
             "telemetry.wandb",
             mode,
-            f"no credentials for {host}: WANDB_API_KEY is not set and no .netrc entry names the host",
+            f"no credentials for {find_host(environ)}: WANDB_API_KEY is not set and no .netrc entry names the host",
             "Run wandb login, or set telemetry.wandb to offline and upload the run later",
         )
 
 
-def _has_credentials(path: Path, host: str) -> bool:
+def _has_login(path: Path, host: str) -> bool:
     try:
         return netrc.netrc(path).authenticators(host) is not None
     except (OSError, netrc.NetrcParseError):

@@ -211,6 +211,7 @@ def describe_dataset(dataset: Dataset) -> dict[str, Any]:
     return {
         "dataset_id": dataset.dataset_id,
         "env_id": dataset.env_id,
+        "env_kwargs": dict(dataset.about.get("env_kwargs") or {}),
         "sha256": dataset.sha256,
         "random_score": dataset.random_score,
         "expert_score": dataset.expert_score,

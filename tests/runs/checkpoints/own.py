@@ -35,5 +35,5 @@ def own_checkpoint(path, env_id="CartPole-v1", *, env_step=4096, returns=(10.0, 
         source=SavedState({}, {}),
         progress={"updates": 1, "steps": env_step, "episode_rewards": list(returns)},
         # Initial weights do not depend on the seed; two of different seeds must differ.
-        about={"config": config, "run_id": "somewhere", "score": max(returns), "seed": seed},
+        about={"config": config, "run_id": "somewhere", "score": max(returns), "seed": seed, **changes},
     )

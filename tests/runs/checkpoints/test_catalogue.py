@@ -239,6 +239,19 @@ def test_our_own_checkpoints_need_no_journal_to_be_listed(home):
     registry.close()
 
 
+def test_a_row_of_an_earlier_version_gets_the_dataset_of_its_checkpoint(home):
+    attempt, registry = place(home)
+    dataset = {"dataset_id": "cartpole/random-v0", "sha256": "0" * 64, "env_id": "CartPole-v1"}
+    own_checkpoint(attempt.path / "checkpoints" / "update_00000003", dataset={**dataset, "random_score": 20.0})
+    (row,) = find_checkpoints(RUN, attempt)
+    registry.put_checkpoint(replace(row, offline_dataset={}))
+
+    CheckpointCatalogue(registry).scan_attempt(RUN, attempt, ())
+
+    assert [row.offline_dataset for row in registry.checkpoints()] == [dataset]
+    registry.close()
+
+
 def test_a_changed_byte_a_missing_file_and_a_cut_one_are_told_apart(home):
     attempt, registry = place(home)
     path = attempt.path / "checkpoints" / "update_00000003"

@@ -59,6 +59,18 @@ def test_one_acts_once_it_has_played_what_is_refused_changes_nothing_and_it_can_
     assert get_deployment(home, "CartPole-v1") is None
 
 
+def test_a_policy_of_a_dataset_with_other_arguments_is_not_deployed(home, tmp_path):
+    dataset = {"dataset_id": "cartpole/rewards-v0", "env_id": "CartPole-v1", "sha256": "0" * 64}
+    ours = taken_in(home, tmp_path / "a", dataset={**dataset, "env_kwargs": {}}, seed=1)
+    other = taken_in(home, tmp_path / "b", dataset={**dataset, "env_kwargs": {"sutton_barto_reward": True}}, seed=2)
+    earlier = taken_in(home, tmp_path / "c", dataset=dataset, seed=3)
+
+    with pytest.raises(CheckpointError, match=r"_reward = True, this is .*_reward = False.* its default arguments"):
+        deploy(home, other, CARTPOLE)
+    assert deploy(home, ours, CARTPOLE).checkpoint_id == ours.checkpoint_id
+    assert deploy(home, earlier, CARTPOLE).checkpoint_id == earlier.checkpoint_id
+
+
 def in_a_run(home, seed):
     """A checkpoint where a trainer left it."""
     path = home.run("r").attempt(1).path / "checkpoints" / f"update_{seed}"

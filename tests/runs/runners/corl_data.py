@@ -10,6 +10,7 @@ import pytest
 from palaestra.experience.datasets import DatasetFacts, Episode, create_dataset
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.ingest.translator import Translator
+from palaestra.runs.runners.corl import CorlRunner
 from palaestra.runs.spec import RunSpec
 from palaestra.telemetry import JournalReader
 
@@ -65,6 +66,17 @@ def make_spec(**options):
 def make_short_spec(**options):
     config = {"max_timesteps": 100, "eval_freq": 50, **options.pop("config", {})}
     return make_spec(config=config, **options)
+
+
+def map_findings(spec, machine):
+    """The findings of the preflight by the name of their check."""
+    return {finding.check: finding for finding in CorlRunner().preflight(spec, machine)}
+
+
+def find_refusal(spec, machine):
+    """The only finding of the preflight that refuses the run."""
+    (refused,) = [finding for finding in CorlRunner().preflight(spec, machine) if finding.level == "refused"]
+    return refused
 
 
 def read_events(plan):

@@ -16,8 +16,10 @@ from tests.runs.runners.corl_data import (
     DATASET,
     EPISODES,
     STEPS,
+    find_refusal,
     make_short_spec,
     make_spec,
+    map_findings,
     needs_pyrallis,
     read_events,
     write_dataset,
@@ -27,23 +29,13 @@ from palaestra.experience.datasets import find_dataset
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
+from palaestra.runs.comparison import compare
 from palaestra.runs.phase import Phase
-from palaestra.runs.process.interpreter import Interpreter, Probe
+from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.corl import CorlRunner
-from palaestra.runs.runners.corl.checks import jax_findings
-from palaestra.runs.runners.corl.script import read_corl_script
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, TrainingStep
-
-
-def _only_refusal(spec, machine):
-    (refused,) = [finding for finding in CorlRunner().preflight(spec, machine) if finding.level == "refused"]
-    return refused
-
-
-def _findings(spec, machine):
-    return {finding.check: finding for finding in CorlRunner().preflight(spec, machine)}
 
 
 def _metric(events, name):
@@ -128,10 +120,31 @@ def test_a_fine_tuning_script_reports_the_episodes_in_its_environment(corl_home,
     # The script counts updates from 0: the second episode of 200 steps ends with update 10 + 400.
     assert [(episode.env_step, episode.length) for episode in episodes] == [(210, 200), (410, 200)]
     assert all(-2000 < episode.episode_return < 0 for episode in episodes)
-    assert _metric(events, "eval_return") == {460: -500.0}
-    assert _metric(events, "eval_normalized_score") == {460: 50.0}
+    assert _metric(events, "eval_return") == {460: -460.0}
+    assert _metric(events, "eval_normalized_score") == {460: 54.0}
     assert not plan.has_episodes
     assert plan.total_steps == 460
+
+
+@needs_pyrallis
+@pytest.mark.parametrize(
+    ("eval_frequency", "expected"),
+    # Evaluated after the updates 10, 20 (which ends the offline phase) and 30, or only after 25.
+    [(10, [-20.0, -30.0, -10.0]), (25, [None, -25.0, None])],
+)
+def test_the_baseline_of_fine_tuning_is_the_last_evaluation_of_the_offline_phase(
+    own_corl_home, eval_frequency, expected
+):
+    config = {"offline_iterations": 20, "online_iterations": 10, "eval_frequency": eval_frequency}
+    with TrainerOrchestrator(own_corl_home.base) as orchestrator:
+        keys = {"checkout": str(CHECKOUT), "dataset": DATASET}
+        run_id = orchestrator.launch("corl", {**keys, **config}, consent=True, script="finetune/online")
+        for _ in orchestrator.stream(run_id):
+            pass
+
+    evaluations = compare(RunReader(own_corl_home), [run_id, run_id]).evaluations
+
+    assert [evaluations[f"eval_return/{name}"][0] for name in ("baseline", "final", "gain")] == expected
 
 
 def test_the_injected_modules_are_declared_with_their_hashes_and_the_environment_names_the_dataset(
@@ -192,7 +205,7 @@ def test_a_warm_start_begins_with_the_saved_weights(corl_home, corl_run, paths, 
     (checkpoint,) = first.cwd.glob("models/*/checkpoint_99.pt")
     spec = make_short_spec(seed=3, warm_start=str(checkpoint), config={"learning_rate": 1e-12})
 
-    findings = _findings(spec, machine)
+    findings = map_findings(spec, machine)
     plan = CorlRunner().plan(spec, paths, machine)
     assert run(plan)[0] == 0
 
@@ -212,10 +225,10 @@ def test_a_warm_start_from_another_script_or_environment_is_refused(own_corl_hom
     other = import_checkpoint(own_corl_home, first, Provenance(agent_id="corl/iql", env_id="Pendulum-v1"))
     own = import_checkpoint(own_corl_home, second, Provenance(agent_id="corl/regression", env_id="Pendulum-v1"))
 
-    refused = _only_refusal(make_short_spec(warm_start=other.path), machine)
-    accepted = _findings(make_short_spec(warm_start=own.path), machine)
+    refused = find_refusal(make_short_spec(warm_start=other.path), machine)
+    accepted = map_findings(make_short_spec(warm_start=own.path), machine)
     import_checkpoint(own_corl_home, second, Provenance(agent_id="corl/regression", env_id="Hopper-v5"))
-    elsewhere = _only_refusal(make_short_spec(warm_start=own.path), machine)
+    elsewhere = find_refusal(make_short_spec(warm_start=own.path), machine)
 
     assert refused.check == elsewhere.check == "warm_start"
     assert "was saved by corl/iql, this is corl/regression" in refused.text
@@ -316,7 +329,7 @@ def test_the_scripts_of_a_checkout_are_listed(corl_home, machine):
     ],
 )
 def test_a_request_that_cannot_run_is_refused_with_a_remedy(corl_home, machine, options, check, words, remedy):
-    refused = _only_refusal(make_spec(**options), machine)
+    refused = find_refusal(make_spec(**options), machine)
 
     assert refused.check == check
     assert words in refused.text
@@ -327,7 +340,7 @@ def test_without_a_checkout_the_remedy_is_the_command_that_fetches_it(corl_home,
     environment = {name: value for name, value in machine.environment.items() if name != "PALAESTRA_CORL"}
     spec = RunSpec(runner="corl", script="td3_bc", config={"dataset": DATASET})
 
-    refused = _only_refusal(spec, replace(machine, environment=environment))
+    refused = find_refusal(spec, replace(machine, environment=environment))
 
     assert "PALAESTRA_CORL is not set" in refused.text
     assert refused.remedy.startswith("git clone https://github.com/corl-team/CORL")
@@ -339,7 +352,7 @@ def test_a_flipped_byte_in_the_dataset_is_refused_before_the_launch(own_corl_hom
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
 
-    refused = _only_refusal(make_spec(), machine)
+    refused = find_refusal(make_spec(), machine)
 
     assert refused.check == "dataset"
     assert "main_data.hdf5 was changed" in refused.text
@@ -362,7 +375,7 @@ def test_a_dataset_that_changes_after_the_launch_ends_the_run_with_the_reason(ow
 def test_a_dataset_with_discrete_actions_is_refused(own_corl_home, machine):
     write_dataset(own_corl_home.datasets, "cartpole/random-v0", "CartPole-v1")
 
-    refused = _only_refusal(make_spec(config={"dataset": "cartpole/random-v0"}), machine)
+    refused = find_refusal(make_spec(config={"dataset": "cartpole/random-v0"}), machine)
 
     assert "its actions are Discrete(2)" in refused.text
     assert "palaestra train" in refused.remedy
@@ -375,7 +388,7 @@ def test_a_dataset_whose_environment_has_other_spaces_here_is_refused(own_corl_h
     manifest = own_corl_home.datasets / DATASET / "manifest.json"
     manifest.write_text(manifest.read_text().replace("Pendulum-v1", "MountainCarContinuous-v0"))
 
-    refused = _only_refusal(make_spec(), machine)
+    refused = find_refusal(make_spec(), machine)
 
     assert refused.check == "dataset"
     assert "does not fit MountainCarContinuous-v0: its observations are 3 float, there they are 2 float" in (
@@ -393,29 +406,6 @@ def test_a_dataset_holds_the_numbers_of_its_environment_in_another_precision(own
     assert [finding for finding in findings if finding.level == "refused"] == []
 
 
-def test_w_and_b_without_credentials_is_refused_with_both_remedies(corl_home, machine, tmp_path):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
-    bare = replace(machine, environment={**environment, "HOME": str(tmp_path)})
-
-    refused = {f.check: f for f in CorlRunner().preflight(make_spec(track="online"), bare) if f.level == "refused"}
-    with_key = replace(bare, environment={**bare.environment, "WANDB_API_KEY": "x" * 40})
-    accepted = _findings(make_spec(track="online"), with_key)
-
-    assert "WANDB_API_KEY" in refused["credentials"].text
-    assert "wandb login" in refused["credentials"].remedy
-    assert "leave --track out" in refused["credentials"].remedy
-    assert accepted["credentials"].level == "ok"
-
-
-def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused(corl_home, machine):
-    # 1,000,000 updates with a checkpoint every 5,000 are 200 files.
-    refused = _only_refusal(make_spec(), replace(machine, free_disk_bytes=100 << 20))
-
-    assert refused.check == "disk"
-    assert "200 checkpoints" in refused.text
-    assert "checkpoints_path=null" in refused.remedy
-
-
 def test_an_interpreter_without_pyrallis_is_refused_with_the_command_that_installs_it(corl_home, machine, bare_python):
     spec = make_spec(python=bare_python)
 
@@ -423,32 +413,6 @@ def test_an_interpreter_without_pyrallis_is_refused_with_the_command_that_instal
 
     assert refused["dependency:pyrallis"].remedy == f"{bare_python} -m pip install 'pyrallis'"
     assert set(refused) == {f"dependency:{name}" for name in ("gymnasium", "h5py", "numpy", "pyrallis", "torch")}
-
-
-def test_a_script_for_jax_is_refused_without_jax_and_with_one_that_lacks_a_function(corl_home, machine):
-    without = _only_refusal(make_spec(script="accelerated"), machine)
-    script = read_corl_script(CHECKOUT / "algorithms" / "offline" / "accelerated.py")
-    (later,) = jax_findings(script, Interpreter("python", "as given"), Probe(packages={"jax": "0.10.2"}))
-    earlier = list(jax_findings(script, Interpreter("python", "as given"), Probe(packages={"jax": "0.4.35"})))
-
-    assert without.check == "dependency:jax"
-    assert "is not installed" in without.text
-    assert later.level == "refused"
-    assert "calls jax.tree_map, which jax 0.10.2 does not have" in later.text
-    assert "jax==0.4.35" in later.remedy
-    assert earlier == []
-
-
-def test_a_long_run_on_a_cpu_and_a_run_without_an_evaluation_are_warned_about(corl_home, machine):
-    long = _findings(make_spec(config={"batch_size": 1024}), machine)
-    unevaluated = _findings(make_spec(config={"max_timesteps": 100}), machine)
-
-    assert long["time"].level == "warning"
-    assert "1,000,000 updates on a CPU take about" in long["time"].text
-    assert "max_timesteps=" in long["time"].remedy
-    assert unevaluated["evaluation"].level == "warning"
-    assert "no checkpoint would be saved" in unevaluated["evaluation"].text
-    assert "time" not in unevaluated
 
 
 def test_a_checkpoint_with_code_in_it_is_not_loaded(corl_home, machine, tmp_path):
@@ -461,7 +425,7 @@ def test_a_checkpoint_with_code_in_it_is_not_loaded(corl_home, machine, tmp_path
     path = tmp_path / "checkpoint_1.pt"
     path.write_bytes(pickle.dumps(Evil()))
 
-    refused = _only_refusal(make_spec(warm_start=str(path)), machine)
+    refused = find_refusal(make_spec(warm_start=str(path)), machine)
 
     assert refused.check == "warm_start"
     assert "would unpickle it" in refused.text
@@ -491,6 +455,7 @@ def test_a_supervised_run_registers_checkpoints_with_their_dataset_and_needs_no_
         "dataset_id": DATASET,
         "sha256": dataset.sha256,
         "env_id": "Pendulum-v1",
+        "env_kwargs": {},
     }
 
 

@@ -7,12 +7,11 @@ import gymnasium
 import numpy as np
 import pytest
 from tests.runs.runners.acting import Acting
-from tests.runs.runners.corl_data import DATASET, needs_pyrallis
+from tests.runs.runners.corl_data import needs_pyrallis
 
 from palaestra.errors import CheckpointError
 from palaestra.runs.checkpoints.files import detect_format, digest_path
 from palaestra.runs.checkpoints.pickle_scan import scan
-from palaestra.runs.checkpoints.signature import find_dataset_mismatch
 from palaestra.runs.record import CheckpointRecord
 from palaestra.runs.runner import PolicyRequest
 from palaestra.runs.runners.conformance import check_runner
@@ -102,16 +101,6 @@ def test_a_script_without_a_network_that_acts_cannot_play(corl_home, corl_run, m
 
     with pytest.raises(CheckpointError, match="has no network that acts on one observation"):
         CorlRunner().plan_policy(replace(request, spec=spec), machine)
-
-
-def test_a_policy_of_a_dataset_does_not_belong_into_another_environment():
-    learned = {"dataset_id": DATASET, "env_id": "Pendulum-v1", "sha256": "0" * 64}
-
-    assert find_dataset_mismatch(learned, "CartPole-v1") == (
-        "it learned from pendulum/random-v0, which was recorded in Pendulum-v1, this is CartPole-v1"
-    )
-    assert find_dataset_mismatch(learned, "Pendulum-v1") == ""
-    assert find_dataset_mismatch({}, "CartPole-v1") == ""
 
 
 @needs_pyrallis

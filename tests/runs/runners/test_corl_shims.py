@@ -122,6 +122,27 @@ wandb.log({"loss": float("inf")}, step=9)
     ]
 
 
+def test_rows_without_a_step_are_at_the_iteration_of_their_phase_and_evaluations_at_the_row_before(run_code):
+    # As finetune/rebrac logs them: losses at times, evaluations also at the end of the offline phase.
+    code = """
+import wandb
+wandb.init(config={"num_offline_updates": 2001, "num_online_updates": 1000})
+for i in range(3001):
+    if i % 1000 == 0:
+        wandb.log({("offline_iter" if i < 2001 else "online_iter"): i % 2001, "loss": float(i)})
+    if i in (0, 2000, 3000):
+        wandb.log({"eval/return_mean": float(i)})
+"""
+    events = run_code(code)
+
+    losses = [(event["env_step"], event["metrics"]["loss"]) for event in events if "loss" in event["metrics"]]
+    scores = [
+        (event["env_step"], event["metrics"]["eval_score"]) for event in events if "eval_score" in event["metrics"]
+    ]
+    assert losses == [(1, 0.0), (1001, 1000.0), (2001, 2000.0), (3001, 3000.0)]
+    assert scores == [(1, 0.0), (2001, 2000.0), (3001, 3000.0)]
+
+
 def test_with_tracking_every_row_reaches_the_real_package_as_well(run_code, tmp_path):
     package = tmp_path / "site" / "wandb"
     package.mkdir(parents=True)

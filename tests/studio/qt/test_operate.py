@@ -226,6 +226,38 @@ def test_runs_that_are_ticked_are_drawn_together_and_compared(driver, finished):
     assert rows["steps"] in ("20", "30")
 
 
+def test_the_differences_show_baseline_final_and_gain_of_evaluations_above_the_metrics(driver, finished):
+    page, browser = driver.window.pages["runs"], driver.studio.browser
+    driver.wait(lambda: all(page.table.rows.row_of(run_id) >= 0 for run_id in finished))
+    for run_id in finished:
+        index = page.table.rows.index(page.table.rows.row_of(run_id), 0)
+        page.table.rows.setData(index, Qt.CheckState.Checked, Qt.ItemDataRole.CheckStateRole)
+    page.tabs.setCurrentWidget(page.comparison)
+    driver.wait(lambda: browser.details.comparison is not None)
+    driver.settle()
+    evaluations = {
+        "eval_return/baseline": [-1207.5, None],
+        "eval_return/final": [-152.25, -900.0],
+        "eval_return/gain": [1055.25, None],
+        "eval_normalized_score/baseline": [3.5, None],
+    }
+    browser.details.set_comparison(replace(browser.details.comparison, evaluations=evaluations))
+
+    table = page.comparison._table
+    driver.wait(lambda: table.findItems("eval_return/gain", Qt.MatchFlag.MatchExactly))
+    texts = [[table.item(row, column).text() for column in range(3)] for row in range(table.rowCount())]
+    start = [row[0] for row in texts].index("eval_return/baseline")
+    assert texts[start : start + 3] == [
+        ["eval_return/baseline", "-1207.5", "–"],
+        ["eval_return/final", "-152.25", "-900"],
+        ["eval_return/gain", "+1055.2", "–"],
+    ]
+    assert texts[start - 1][0] in browser.details.comparison.configuration
+    assert texts[start + 4][0] in browser.details.comparison.metrics
+    assert all(table.item(row, 0).font().bold() for row in range(start, table.rowCount()))
+    assert not table.item(start - 1, 0).font().bold()
+
+
 def test_the_output_of_a_run_is_shown_and_searched(driver, finished):
     show(driver, finished[0])
     page = driver.window.pages["runs"]

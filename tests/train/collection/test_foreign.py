@@ -138,6 +138,18 @@ def test_the_process_of_the_policy_gets_the_arguments_too(home, model, monkeypat
     assert [request.parameters for request in requests] == [KWARGS]
 
 
+def test_a_policy_of_a_dataset_collects_with_the_arguments_of_that_dataset(home, model):
+    record = Path(model[1].path).with_name("record.json")
+    learned = {"dataset_id": "cartpole/rewards-v0", "env_id": "CartPole-v1", "sha256": "0" * 64}
+    learned |= {"env_kwargs": {"sutton_barto_reward": True}}
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"offline_dataset": learned}))
+    policy = find_policy(model[1].checkpoint_id, home)
+
+    with pytest.raises(CheckpointError, match="sutton_barto_reward = True, this is CartPole-v1"):
+        collect_dataset(home, plan(policy, env_kwargs={}))
+    assert collect_dataset(home, plan(policy)).about["env_kwargs"] == learned["env_kwargs"]
+
+
 class Prepared:
     """A runner whose policy is a program of the test."""
 

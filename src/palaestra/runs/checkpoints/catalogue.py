@@ -257,7 +257,7 @@ def _read_checkpoint(run: RunRecord, attempt: Attempt, path: Path, steps: Attemp
         metric=None if own is None else own.score,
         env_signature=normalize_signature({**(own.env_signature if own else {}), **signature}),
         metrics_digest=_summarize_metrics(attempt, own, env_step),
-        offline_dataset=plan.offline_dataset,
+        offline_dataset=plan.offline_dataset if own is None else own.offline_dataset,
     )
 
 
@@ -267,7 +267,10 @@ def _update_metrics(row: CheckpointRecord, attempt: Attempt, steps: AttemptSteps
     own = PalaestraCheckpoint.read(path)
     if source in ("", "log", "unknown"):
         step, source = steps.find_step(path, own)
-    return replace(row, env_step=step, step_source=source, metrics_digest=_summarize_metrics(attempt, own, step))
+    # Rows of an earlier version have no dataset.
+    dataset = row.offline_dataset if own is None else own.offline_dataset
+    metrics = _summarize_metrics(attempt, own, step)
+    return replace(row, env_step=step, step_source=source, metrics_digest=metrics, offline_dataset=dataset)
 
 
 def _summarize_metrics(attempt: Attempt, own: PalaestraCheckpoint | None, env_step: int | None) -> dict[str, float]:

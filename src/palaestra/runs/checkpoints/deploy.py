@@ -71,10 +71,12 @@ def deploy(
     reasons = find_incompatibilities(
         {"env_id": record.env_id, **record.env_signature}, {**env_signature, "env_id": env_id}
     )
-    if mismatch := find_dataset_mismatch(record.offline_dataset, env_id):
-        reasons = [mismatch]
-    if reasons:
+    # A deployment has no arguments of its own: it is for the environment as it is registered.
+    mismatch = find_dataset_mismatch(record.offline_dataset, env_id, {})
+    if reasons := [mismatch] if mismatch else reasons:
         remedy = f"Switch to {record.env_id}, or deploy a checkpoint that was trained in {env_id}"
+        if record.env_id == env_id:
+            remedy = f"Deploy a checkpoint that was trained in {env_id} with its default arguments, or play this one"
         raise CheckpointError(_PLACE, record.checkpoint_id, "; ".join(reasons), remedy)
     evaluation = _warm_up(record, timeout_s)
     ready = Deployment(

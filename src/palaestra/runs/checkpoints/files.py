@@ -131,6 +131,8 @@ class PalaestraCheckpoint:
     returns: tuple[float, ...] = ()
     """Returns of the last episodes before it was saved, at most 100."""
     env_signature: JsonObject = field(default_factory=dict)
+    offline_dataset: JsonObject = field(default_factory=dict)
+    """Identity of the dataset that it learned from; empty without one."""
     addresses: tuple[str, ...] = ()
     """Code that its configuration names as `module:name`; evaluating the checkpoint would import it."""
 
@@ -153,6 +155,7 @@ class PalaestraCheckpoint:
                 score=float(score) if isinstance(score, int | float) else None,
                 returns=tuple(float(value) for value in progress.get("episode_rewards") or ()),
                 env_signature=normalize_signature({"env_id": env_id, **_read_spaces(path / POLICY["vector"])}),
+                offline_dataset=_read_dataset(about.get("dataset")),
                 addresses=tuple(sorted(set(_find_addresses(config)))),
             )
         except (TypeError, ValueError, AttributeError, KeyError, IndexError):
@@ -177,6 +180,12 @@ def _read_spaces(path: Path) -> JsonObject:
     except (OSError, ValueError, KeyError, TypeError, struct.error):
         return {}
     return {key: facts[key] for key in ("observation_space", "action_space") if isinstance(facts.get(key), dict)}
+
+
+def _read_dataset(dataset: object) -> JsonObject:
+    """The identity of a dataset without its reference scores, which only evaluations need."""
+    facts = dataset if isinstance(dataset, dict) else {}
+    return {key: facts[key] for key in ("dataset_id", "sha256", "env_id", "env_kwargs") if key in facts}
 
 
 def _find_addresses(value: object) -> Iterator[str]:

@@ -304,6 +304,7 @@ def _build_record(
             profile="managed",
             env_signature=normalize_signature({"env_id": env_id, **own.env_signature, **provenance.env_signature}),
             metrics_digest=summarize_returns(own.returns),
+            offline_dataset=own.offline_dataset,
             verified=now,
         )
     )
@@ -320,7 +321,8 @@ def _update_existing(directory: Path, record: CheckpointRecord, provenance: Prov
         changes |= {"env_id": provenance.env_id, "env_signature": record.env_signature}
     if provenance.env_step is not None:
         changes |= {"env_step": provenance.env_step, "step_source": "given"}
-    updated = replace(existing, **changes)
+    # Records of an earlier version have no dataset.
+    updated = replace(existing, offline_dataset=record.offline_dataset or existing.offline_dataset, **changes)
     if updated != existing:
         write_json(file, {"schema": 1, **asdict(updated)})
     return updated

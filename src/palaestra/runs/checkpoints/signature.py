@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from palaestra.config import closest_names
-from palaestra.errors import UnknownEnvironment
+from palaestra.errors import ConfigError, UnknownEnvironment
+from palaestra.runs.process.environments import read_parameters
 from palaestra.runs.process.interpreter import ProbedEnvironment, choose_python, probe
 from palaestra.runs.runner import Machine
 from palaestra.runs.spec import RunSpec
@@ -21,6 +22,9 @@ from palaestra.runs.wire import JsonObject
 
 _MAX_BOUNDS = 64
 """Bounds of larger spaces are stored as a range, as the probe does."""
+
+_DEFAULT = "the default"
+"""Shown in the place of a default that is not known."""
 
 _VERSION = re.compile(r"(?P<name>.+?)-v(?P<version>\d+)")
 
@@ -48,12 +52,47 @@ def find_incompatibilities(policy: JsonObject, environment: JsonObject) -> list[
     return reasons
 
 
-def find_dataset_mismatch(offline_dataset: JsonObject, env_id: str) -> str:
-    """Why a policy that learned from a dataset does not belong into an environment; empty when it does."""
-    recorded_in = str(offline_dataset.get("env_id") or "")
-    if not recorded_in or not env_id or recorded_in == env_id:
+def find_dataset_mismatch(offline_dataset: JsonObject, env_id: str, env_kwargs: Mapping[str, object]) -> str:
+    """Why a policy that learned from a dataset does not belong into an environment; empty when it does.
+
+    `env_kwargs` are arguments of the environment's constructor.
+    """
+    recorded_in, here = str(offline_dataset.get("env_id") or ""), env_id
+    if not recorded_in or not here:
         return ""
-    return f"it learned from {offline_dataset.get('dataset_id')}, which was recorded in {recorded_in}, this is {env_id}"
+    origin = f"it learned from {offline_dataset.get('dataset_id')}, which was recorded in {recorded_in}"
+    # A compiled environment is a copy of the registered one.
+    if recorded_in.removeprefix("compiled/") != here.removeprefix("compiled/"):
+        return f"{origin}, this is {here}"
+    recorded = offline_dataset.get("env_kwargs")
+    # Checkpoints of earlier versions do not name the arguments.
+    differences = _compare_kwargs(recorded, env_kwargs, here) if isinstance(recorded, Mapping) else {}
+    if not differences:
+        return ""
+    there, now = (", ".join(f"{key} = {pair[side]}" for key, pair in differences.items()) for side in (0, 1))
+    return f"{origin} with {there}, this is {here} with {now}"
+
+
+def _compare_kwargs(
+    recorded: Mapping[str, object], current: Mapping[str, object], env_id: str
+) -> dict[str, tuple[str, str]]:
+    """The arguments that differ, with both values; one that is left out has its default."""
+    names = sorted((recorded.keys() | current.keys()) - {"render_mode"})
+    if all(name in recorded and name in current and recorded[name] == current[name] for name in names):
+        return {}
+    defaults = _read_defaults(env_id.removeprefix("compiled/"))
+    pairs = {name: [values.get(name, defaults.get(name, _DEFAULT)) for values in (recorded, current)] for name in names}
+    return {name: (str(first), str(second)) for name, (first, second) in pairs.items() if first != second}
+
+
+def _read_defaults(env_id: str) -> JsonObject:
+    """The known defaults of an environment's arguments; a separate process reads them."""
+    machine = Machine(environment=dict(os.environ), free_disk_bytes=0)
+    try:
+        schema = read_parameters(env_id, choose_python(RunSpec()), machine, register=("palaestra.env.make",))
+    except ConfigError:
+        return {}
+    return {name: facts["default"] for name, facts in schema["properties"].items() if "default" in facts}
 
 
 def probe_environment(env_id: str, place: str, *, required: bool) -> JsonObject:

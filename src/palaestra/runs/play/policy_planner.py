@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -90,6 +91,7 @@ class PolicyPlanner:
             size_bytes=digest.size_bytes,
             format="palaestra",
             created=path.stat().st_mtime,
+            offline_dataset={} if own is None else own.offline_dataset,
         )
 
     def _policy_request(self, record: CheckpointRecord, deterministic: bool, play: PlaySpec) -> PolicyRequest:
@@ -160,10 +162,13 @@ def _check(record: CheckpointRecord, play: PlaySpec) -> None:
         raise CheckpointError("checkpoint", record.checkpoint_id, verdict.problem, "Choose another checkpoint")
     trained, here = record.env_id.removeprefix("compiled/"), (play.env_id or "").removeprefix("compiled/")
     # A model for screens acts in every task.
-    mismatch = find_dataset_mismatch(record.offline_dataset, here)
+    mismatch = find_dataset_mismatch(record.offline_dataset, here, play.parameters)
     reasons = [mismatch] if mismatch else find_incompatibilities({"env_id": trained}, {"env_id": here}) if here else []
     if reasons:
         remedy = f"Switch to {record.env_id}, or choose a checkpoint that was trained in {play.env_id}"
+        if trained == here:
+            arguments = json.dumps(record.offline_dataset.get("env_kwargs"))
+            remedy = f"Start the play with the parameters {arguments}, or choose another checkpoint"
         raise CheckpointError("checkpoint", record.checkpoint_id, "; ".join(reasons), remedy)
 
 

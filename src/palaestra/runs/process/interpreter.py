@@ -26,6 +26,7 @@ from palaestra.errors import ConfigError
 from palaestra.runs.runner import AttemptPaths, Finding, Machine, PolicyRequest
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject, from_json
+from palaestra.telemetry.wandb import find_host, has_credentials
 
 PROBE_PROGRAM = Path(__file__).with_name("probe.py")
 PROBE_TIMEOUT_S = 60.0
@@ -299,6 +300,17 @@ def environment_findings(probed: Probe, env_id: str) -> list[Finding]:
     if env_id in probed.env.known:
         hint = "Install what it names, or choose another environment"
     return [Finding("env", "refused", f"{env_id} cannot be made: {probed.env.reason[:300]}", hint)]
+
+
+def tracking_findings(spec: RunSpec, machine: Machine) -> list[Finding]:
+    """Whether the trainer has W&B credentials, for runs that log online."""
+    if spec.track != "online":
+        return []
+    variables = {**inherited_variables(machine), **spec.environment}
+    if has_credentials(variables):
+        return [Finding("credentials", "ok", "for W&B")]
+    text = f"W&B online needs WANDB_API_KEY in the service's environment, or {find_host(variables)} in ~/.netrc"
+    return [Finding("credentials", "refused", text, "Run wandb login, use --track offline, or leave --track out")]
 
 
 def inherited_variables(machine: Machine) -> dict[str, str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import netrc
 import os
 import shutil
 from collections.abc import Mapping
@@ -31,6 +30,7 @@ from palaestra.runs.process.interpreter import (
     probe,
     python_findings,
     require_packages,
+    tracking_findings,
     trainer_environment,
 )
 from palaestra.runs.process.parameter_schema import object_schema
@@ -185,7 +185,7 @@ class CleanrlRunner:
             *_wrapper_findings(request, probed, interpreter),
             *(cuda_findings(interpreter, probed) if _wants_cuda(request, spec) else []),
             *request.findings,
-            *_tracking_findings(spec, machine),
+            *tracking_findings(spec, machine),
             *_upload_findings(request, machine),
             *_shim_findings(request, probed, spec),
             *_checkpoint_findings(request),
@@ -443,22 +443,3 @@ def _checkpoint_findings(request: _Request) -> list[Finding]:
         text = "save_model is false: the trained policy is not kept and cannot be played"
         return [Finding("checkpoint", "warning", text, "Set save_model=true")]
     return []
-
-
-def _tracking_findings(spec: RunSpec, machine: Machine) -> list[Finding]:
-    """Whether there are W&B credentials, for runs that log online."""
-    if spec.track != "online":
-        return []
-    if machine.environment.get("WANDB_API_KEY") or _has_netrc_entry(
-        "api.wandb.ai", machine.environment.get("HOME", "")
-    ):
-        return [Finding("credentials", "ok", "for W&B")]
-    text = "W&B online needs WANDB_API_KEY in the service's environment, or an entry in ~/.netrc"
-    return [Finding("credentials", "refused", text, "wandb login, or use --track offline")]
-
-
-def _has_netrc_entry(host: str, home: str) -> bool:
-    try:
-        return netrc.netrc(str(Path(home) / ".netrc")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False

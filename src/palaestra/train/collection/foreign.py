@@ -61,7 +61,7 @@ def _find_record(name: str, home: Home) -> CheckpointRecord | None:
 
 def read_env_kwargs(record: CheckpointRecord, home: Home) -> dict[str, Any]:
     """Arguments of the environment that a checkpoint was trained in; empty if none are recorded."""
-    documents = [read_json(Path(record.path) / "agent.json")]  # of a BDI agent
+    documents = [record.offline_dataset, read_json(Path(record.path) / "agent.json")]  # the latter of a BDI agent
     if record.run_id:
         run = home.run(record.run_id)
         attempt = run.attempt(record.attempt)

@@ -1,8 +1,7 @@
-"""Checks before a CORL run: its time on a CPU, its evaluations, disk space, warm start and credentials."""
+"""Checks before a CORL run: its time on a CPU, its evaluations, disk space and warm start."""
 
 from __future__ import annotations
 
-import netrc
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -153,29 +152,10 @@ def _find_other_origin(path: Path, name: str, data: OfflineData) -> str:
         record = get_checkpoint(Home.default(), str(path))
     except ConfigError:
         return ""
-    mismatch = find_dataset_mismatch(record.offline_dataset, data.env_id)
+    mismatch = find_dataset_mismatch(record.offline_dataset, data.env_id, data.env_kwargs)
     for reason in (
         [mismatch] if mismatch else find_incompatibilities({"env_id": record.env_id}, {"env_id": data.env_id})
     ):
         return f"{path.name}: {reason}"
     agent_id = f"corl/{name}"
     return "" if record.agent_id == agent_id else f"{path.name} was saved by {record.agent_id}, this is {agent_id}"
-
-
-def tracking_findings(spec: RunSpec, machine: Machine) -> Iterator[Finding]:
-    """Whether there are W&B credentials, for runs that log online."""
-    if spec.track != "online":
-        return
-    if machine.environment.get("WANDB_API_KEY") or _has_wandb_login(machine.environment.get("HOME", "")):
-        yield Finding("credentials", "ok", "for W&B")
-        return
-    text = "W&B online needs WANDB_API_KEY in the service's environment, or an entry in ~/.netrc"
-    remedy = "Run wandb login, or leave --track out: metrics are recorded as JSON lines in any case"
-    yield Finding("credentials", "refused", text, remedy)
-
-
-def _has_wandb_login(home: str) -> bool:
-    try:
-        return netrc.netrc(str(Path(home) / ".netrc")).authenticators("api.wandb.ai") is not None
-    except (OSError, netrc.NetrcParseError):
-        return False

@@ -49,7 +49,12 @@ class OfflineData:
     @property
     def identity(self) -> JsonObject:
         """What a checkpoint remembers of the dataset that it learned from."""
-        return {"dataset_id": self.dataset.dataset_id, "sha256": self.dataset.sha256, "env_id": self.env_id}
+        return {
+            "dataset_id": self.dataset.dataset_id,
+            "sha256": self.dataset.sha256,
+            "env_id": self.env_id,
+            "env_kwargs": dict(self.env_kwargs),
+        }
 
     def build_settings(self, *, total_updates: int | None, metrics_every: int | None, wandb: bool) -> str:
         """The JSON text of `VARIABLE`."""

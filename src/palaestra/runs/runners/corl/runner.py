@@ -30,6 +30,7 @@ from palaestra.runs.process.interpreter import (
     probe,
     python_findings,
     require_packages,
+    tracking_findings,
     trainer_environment,
 )
 from palaestra.runs.runner import (
@@ -44,7 +45,7 @@ from palaestra.runs.runner import (
     StdoutLines,
 )
 from palaestra.runs.runners.corl.catalogue import can_act, describe_corl_scripts
-from palaestra.runs.runners.corl.checks import jax_findings, run_findings, tracking_findings, warm_start_findings
+from palaestra.runs.runners.corl.checks import jax_findings, run_findings, warm_start_findings
 from palaestra.runs.runners.corl.offline_data import (
     VARIABLE,
     OfflineData,

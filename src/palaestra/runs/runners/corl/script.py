@@ -30,6 +30,8 @@ _UPDATE_FIELDS = (
     ("num_offline_updates", "num_online_updates"),
 )
 """Fields whose sum is the number of gradient updates; the first one of each is what a user would lower."""
+_OFFLINE_FIELDS = ("vae_iterations", "offline_iterations", "num_offline_updates")
+"""Fields of the scripts in `finetune` whose sum is the number of updates before the first step in the environment."""
 _EVALUATION_FIELDS = ("eval_freq", "eval_frequency", "eval_every")
 _NAMES = frozenset({"project", "group", "name"})
 _PLAIN_TEXT = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
@@ -190,6 +192,11 @@ def _convert(argument: ScriptArgument | None, value: object) -> object:
         return float(value) if argument.kind == "float" else int(value)
     except ValueError:
         return value
+
+
+def count_offline_updates(values: Mapping[str, object]) -> int:
+    """The number of updates before a script acts in the environment; 0 for one that never does."""
+    return int(sum(value for field in _OFFLINE_FIELDS if isinstance(value := values.get(field), int | float)))
 
 
 def build_corl_flags(script: CorlScript, values: Mapping[str, object]) -> list[str]:

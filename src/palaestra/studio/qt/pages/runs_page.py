@@ -18,6 +18,9 @@ from palaestra.studio.qt.views.run_table import RunTable
 from palaestra.studio.qt.views.video_view import VideoView
 from palaestra.studio.studio import Studio
 
+_MIN_WIDTH, _MAX_WIDTH = 130, 280
+"""Width of a column of differences: the ids of runs, which begin alike, and the names of evaluations fit into it."""
+
 
 class RunsPage(View):
     """Look at runs, alone and beside each other."""
@@ -56,7 +59,7 @@ class RunsPage(View):
 
 
 class ComparisonTable(View):
-    """The settings that differ and the final metrics of the chosen runs, one column for each run."""
+    """The settings that differ, the evaluations and the final metrics of the chosen runs, one column for each run."""
 
     def __init__(self, studio: Studio, theme: Theme) -> None:
         super().__init__(studio, theme, [studio.browser.details, studio.browser.runs])
@@ -86,24 +89,29 @@ class ComparisonTable(View):
         names = [one.run.name or one.run.run_id for one in comparison.runs]
         rows: list[tuple[str, list[str]]] = [("status", [one.run.phase.value for one in comparison.runs])]
         rows += [(key, [_text(value) for value in values]) for key, values in comparison.configuration.items()]
+        rows += [
+            (key, [_signed_text(value) if key.endswith("/gain") else _text(value) for value in values])
+            for key, values in comparison.evaluations.items()
+        ]
         rows += [(key, [_text(value) for value in values]) for key, values in comparison.metrics.items()]
         self._table.setColumnCount(1 + len(names))
         self._table.setRowCount(len(rows))
         self._table.setHorizontalHeaderLabels(["", *names])
-        first_metric = 1 + len(comparison.configuration)
+        first_number = 1 + len(comparison.configuration)
         for index, (title, values) in enumerate(rows):
             head = QTableWidgetItem(title)
             font = head.font()
-            font.setBold(index >= first_metric)
+            font.setBold(index >= first_number)
             head.setFont(font)
             self._table.setItem(index, 0, head)
             for place, value in enumerate(values, start=1):
                 item = QTableWidgetItem(value)
                 item.setToolTip(value)
                 self._table.setItem(index, place, item)
-        self._table.setColumnWidth(0, 200)
-        for place in range(1, 1 + len(names)):
-            self._table.setColumnWidth(place, 130)
+        self._table.resizeColumnsToContents()
+        for place in range(1 + len(names)):
+            width = min(max(self._table.columnWidth(place), _MIN_WIDTH), _MAX_WIDTH)
+            self._table.setColumnWidth(place, width)
 
 
 def _text(value: object) -> str:
@@ -112,3 +120,7 @@ def _text(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.5g}"
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _signed_text(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.5g}"

@@ -112,15 +112,18 @@ class MetricWriter:
     def _find_step(self, numbers: dict[str, float], step: int | None) -> int:
         """The number of updates so far, from 1 on.
 
-        Some scripts count from 0, after a warm start they continue the count of the checkpoint, and others log epochs
-        and no step.
+        Some scripts count from 0, after a warm start they continue the count of the checkpoint, and others log epochs,
+        or the iterations of a phase, and no step.
         """
         if step is not None:
             self._first_step = step if self._first_step is None else self._first_step
             return step - self._first_step + 1
+        for name, earlier in (("offline_iter", 0), ("online_iter", self._config.get("num_offline_updates", 0))):
+            if name in numbers:
+                return int(earlier) + int(numbers[name]) + 1
         updates, log_every = self._config.get("num_updates_on_epoch"), self._config.get("log_every")
         if updates is None or "epoch" not in numbers:
-            return self._step + 1
+            return max(1, self._step) if _is_evaluation(numbers) else self._step + 1
         if log_every is None or _is_evaluation(numbers):
             return (int(numbers["epoch"]) + 1) * int(updates)
         self._rows += 1

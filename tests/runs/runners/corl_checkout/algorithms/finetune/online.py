@@ -44,8 +44,9 @@ def train(config: TrainConfig):
                 steps, total = 0, 0.0
         wandb.log(row, step=t)
         if (t + 1) % config.eval_frequency == 0:
-            wandb.log({"eval/eval_score": -500.0}, step=t)
-            wandb.log({"eval/d4rl_normalized_score": env.get_normalized_score(-500.0) * 100.0}, step=t)
+            score = -(t + 1.0)
+            wandb.log({"eval/eval_score": score}, step=t)
+            wandb.log({"eval/d4rl_normalized_score": env.get_normalized_score(score) * 100.0}, step=t)
 
 
 if __name__ == "__main__":
