@@ -11,12 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from palaestra.config import closest_names
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.runs.catalogue import ScriptInfo
 from palaestra.runs.process.interpreter import (
@@ -45,6 +43,14 @@ from palaestra.runs.runner import (
     StdoutLines,
 )
 from palaestra.runs.runners.corl.catalogue import can_act, describe_corl_scripts
+from palaestra.runs.runners.corl.checkout import (
+    CHECKOUT,
+    find_base_config,
+    find_checkout,
+    find_script,
+    list_scripts,
+    script_name,
+)
 from palaestra.runs.runners.corl.checks import jax_findings, run_findings, warm_start_findings
 from palaestra.runs.runners.corl.offline_data import (
     VARIABLE,
@@ -54,7 +60,7 @@ from palaestra.runs.runners.corl.offline_data import (
     read_settings,
 )
 from palaestra.runs.runners.corl.script import CorlScript, build_corl_flags, read_base_config, read_corl_script
-from palaestra.runs.runners.script_arguments import argument_schema, check_values, leaves_directory
+from palaestra.runs.runners.script_arguments import argument_schema, check_values
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
@@ -62,8 +68,6 @@ SHIMS = Path(__file__).parents[1] / "shims" / "corl"
 POLICY_PROGRAM = Path(__file__).parents[1] / "programs" / "corl_policy_program.py"
 OBSERVATION_FILE = "observations.json"
 """How a script transforms observations; the injected `gym` writes it into the working directory."""
-CHECKOUT = "PALAESTRA_CORL"
-CLONE = "git clone https://github.com/corl-team/CORL, then export PALAESTRA_CORL=$PWD/CORL or give checkout=DIR"
 CHECKPOINTS = "models"
 """Where the scripts save checkpoints, in the working directory of the attempt."""
 _REPLACED = {
@@ -72,9 +76,7 @@ _REPLACED = {
     "wandb": "passes metrics and checkpoints to the run service, and to W&B if the run asks for it",
 }
 """Modules that are injected, and why."""
-_FOLDERS = {"offline": "", "finetune": "finetune/"}
-"""Folders of `algorithms`, and what the names of their scripts begin with."""
-_OWN_KEYS: dict[str, JsonObject] = {
+_RUNNER_KEYS: dict[str, JsonObject] = {
     "checkout": {"type": "string", "description": f"Directory of the CORL checkout. Default: ${CHECKOUT}."},
     "dataset": {
         "type": "string",
@@ -145,27 +147,27 @@ class CorlRunner:
 
     def config_schema(self, spec: RunSpec) -> JsonObject:
         """The fields of the script, the dataset and the checkout."""
-        properties: JsonObject = dict(_OWN_KEYS)
+        properties: JsonObject = dict(_RUNNER_KEYS)
         if spec.script is not None:
-            script = read_corl_script(_find_script(spec.script, _find_checkout(spec, os.environ)))
+            script = read_corl_script(find_script(spec.script, find_checkout(spec, os.environ)))
             properties |= argument_schema(field for field in script.arguments if field.name not in _RUN_OPTIONS)
         return {"type": "object", "properties": properties, "additionalProperties": False}
 
     def scripts(self, spec: RunSpec, machine: Machine) -> list[ScriptInfo]:
         """The scripts of the checkout."""
-        checkout = _find_checkout(spec, machine.environment)
-        paths = {name: _find_script(name, checkout) for name in _script_names(checkout)}
+        checkout = find_checkout(spec, machine.environment)
+        paths = {name: find_script(name, checkout) for name in list_scripts(checkout)}
         needed = partial(_required_packages, tracks=False)
         return describe_corl_scripts(paths, choose_python(spec, checkout), machine, needed)
 
     def readiness(self, spec: RunSpec, machine: Machine) -> list[Finding]:
         """Whether there are a checkout and the packages that all scripts need."""
-        checkout = _find_checkout(spec, machine.environment)
+        checkout = find_checkout(spec, machine.environment)
         interpreter = choose_python(spec, checkout)
         needed = _required_packages(frozenset({"torch"}), tracks=False)
         probed = probe(interpreter, machine, packages=tuple(needed))
         return [
-            Finding("checkout", "ok", f"{len(_script_names(checkout))} scripts in {checkout}"),
+            Finding("checkout", "ok", f"{len(list_scripts(checkout))} scripts in {checkout}"),
             *python_findings(interpreter, probed, needed, oldest=(3, 8)),
         ]
 
@@ -195,7 +197,7 @@ class CorlRunner:
             *request.findings,
             *run_findings(request.script, request.all_values, data, machine, on_gpu=spec.gpus > 0),
             *jax_findings(request.script, interpreter, probed),
-            *warm_start_findings(request.script, _script_name(request.script.path), spec, data),
+            *warm_start_findings(request.script, script_name(request.script.path), spec, data),
             *tracking_findings(spec, machine),
         ]
 
@@ -221,7 +223,7 @@ class CorlRunner:
             sources=(StdoutLines("corl"),),
             checkpoints=(f"{CHECKPOINTS}/**/*.pt",),
             env_id=data.env_id,
-            algorithm=_script_name(request.script.path),
+            algorithm=script_name(request.script.path),
             total_steps=request.total_updates,
             steps_key=request.script.update_field,
             env_signature=probed.env_signature,
@@ -294,12 +296,12 @@ def _build_variables(spec: RunSpec, paths: AttemptPaths, request: _Request, data
 
 def _parse_request(spec: RunSpec, machine: Machine) -> _Request:
     """The script and its values. Raises `ConfigError` with the name of the failed check as its place."""
-    checkout = _find_checkout(spec, machine.environment)
+    checkout = find_checkout(spec, machine.environment)
     if spec.script is None:
-        names = ", ".join(_script_names(checkout)[:8])
+        names = ", ".join(list_scripts(checkout)[:8])
         raise ConfigError("script", None, "no script given", f"Use --script with one of {names}")
-    script = read_corl_script(_find_script(spec.script, checkout))
-    values = {key: value for key, value in spec.config.items() if key not in _OWN_KEYS}
+    script = read_corl_script(find_script(spec.script, checkout))
+    values = {key: value for key, value in spec.config.items() if key not in _RUNNER_KEYS}
     for key, remedy in _RUN_OPTIONS.items():
         if key in values:
             raise ConfigError("flag", key, "is set by an option of runs start", remedy)
@@ -320,68 +322,12 @@ def _parse_request(spec: RunSpec, machine: Machine) -> _Request:
             text = f"device = {values['device']}, but no GPU was requested: it runs on the CPU"
             findings.append(Finding("gpu", "warning", text, "Use --gpus 1"))
         values["device"] = "cuda" if spec.gpus else "cpu"
-    base_file = _find_base_config(spec.config.get("config_path"), checkout)
+    base_file = find_base_config(spec.config.get("config_path"), checkout)
     base = {} if base_file is None else read_base_config(base_file, script)
     every = spec.config.get("metrics_every")
     if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
         raise ConfigError("metrics_every", every, "is not a number of updates", "Give a positive integer")
     return _Request(checkout, script, values, base, base_file, every, tuple(findings))
-
-
-def _find_checkout(spec: RunSpec, environment: Mapping[str, str]) -> Path:
-    """The checkout of the configuration, else of the request, else of the environment."""
-    requested = spec.config.get("checkout") or spec.checkout
-    directory = requested or environment.get(CHECKOUT)
-    if not isinstance(directory, str):
-        reason = f"no CORL checkout: the request names none, and {CHECKOUT} is not set in the run service"
-        raise ConfigError("script", spec.script, reason, CLONE)
-    checkout = (spec.invoked_from / Path(directory).expanduser()).resolve()
-    if not (checkout / "algorithms" / "offline").is_dir():
-        source = "" if requested else f" ({CHECKOUT} in the environment of the run service)"
-        reason = f"is not a CORL checkout{source}: it has no algorithms/offline"
-        raise ConfigError("script", str(checkout), reason, CLONE)
-    return checkout
-
-
-def _script_names(checkout: Path) -> list[str]:
-    return [
-        prefix + path.stem
-        for folder, prefix in _FOLDERS.items()
-        for path in sorted((checkout / "algorithms" / folder).glob("*.py"))
-        if path.stem != "__init__"
-    ]
-
-
-def _script_name(path: Path) -> str:
-    return _FOLDERS[path.parent.name] + path.stem
-
-
-def _find_script(name: str, checkout: Path) -> Path:
-    if leaves_directory(name):
-        raise ConfigError("script", name, "must be in the checkout", "Give its name, such as td3_bc")
-    stem = name.removeprefix("algorithms/").removeprefix("offline/").removesuffix(".py")
-    path = checkout / "algorithms" / f"{stem if '/' in stem else f'offline/{stem}'}.py"
-    if stem in _script_names(checkout) and path.is_file() and path.resolve().is_relative_to(checkout):
-        return path
-    close = closest_names(stem, _script_names(checkout))
-    remedy = f"Nearest: {', '.join(close)}" if close else f"There are {', '.join(_script_names(checkout)[:16])}"
-    raise ConfigError("script", name, f"is not in {checkout / 'algorithms'}", remedy)
-
-
-def _find_base_config(name: object, checkout: Path) -> Path | None:
-    if name is None or name == "":
-        return None
-    configs = checkout / "configs"
-    if not isinstance(name, str) or leaves_directory(name):
-        raise ConfigError("config_path", name, "must be a file of the checkout's configs", "Give its relative path")
-    stem = name.removeprefix("configs/").removesuffix(".yaml")
-    path = configs / f"{stem}.yaml"
-    if path.is_file() and path.resolve().is_relative_to(checkout):
-        return path
-    known = [str(file.relative_to(configs).with_suffix("")) for file in configs.rglob("*.yaml")]
-    close = closest_names(stem, known)
-    remedy = f"Nearest: {', '.join(close)}" if close else f"Look into {configs}"
-    raise ConfigError("config_path", name, "is not in the configs of the checkout", remedy)
 
 
 def _required_packages(imports: frozenset[str], *, tracks: bool) -> dict[str, str]:

@@ -158,12 +158,12 @@ def _read_trailing_comment(node: ast.AnnAssign, lines: list[str]) -> str:
 
 
 def _read_comment_above(node: ast.AnnAssign, lines: list[str]) -> str:
-    words: list[str] = []
+    comment_lines: list[str] = []
     for line in reversed(lines[: node.lineno - 1]):
         if not line.strip().startswith("#"):
             break
-        words.insert(0, line.strip().lstrip("# ").strip())
-    return " ".join(words)
+        comment_lines.insert(0, line.strip().lstrip("# ").strip())
+    return " ".join(comment_lines)
 
 
 def read_base_config(path: Path, script: CorlScript) -> JsonObject:
