@@ -124,11 +124,11 @@ def _check_options(path: Path | None, resume: str | None, checkpoint: str | None
 def _check_algorithm_override(data: dict[str, Any], words: list[str], run_id: str) -> None:
     """Refuse another algorithm for a resumed run, before its settings are taken for those of the other one."""
     algorithm = data.get("algorithm")
-    own = algorithm.get("name") if isinstance(algorithm, dict) else None
-    given = [word.partition("=")[2] for word in words if word.startswith("algorithm.name=")]
-    if given and given[-1] != own:
+    trained_with = algorithm.get("name") if isinstance(algorithm, dict) else None
+    requested = [word.partition("=")[2] for word in words if word.startswith("algorithm.name=")]
+    if requested and requested[-1] != trained_with:
         remedy = "Leave it out, or start a new run with a configuration"
-        raise ConfigError("algorithm.name", given[-1], f"run {run_id} learns with {own}", remedy)
+        raise ConfigError("algorithm.name", requested[-1], f"run {run_id} learns with {trained_with}", remedy)
 
 
 def _apply_options(data: dict[str, Any], num_steps: int | None, cluster_host: str | None) -> dict[str, Any]:

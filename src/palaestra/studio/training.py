@@ -133,10 +133,10 @@ class Training:
 
     def verify_dataset(self, dataset_id: str) -> None:
         """Compare every byte of a dataset with its manifest."""
-        self.datasets.begin_verifying(dataset_id)
+        self.datasets.set_verifying(dataset_id)
 
         def fail(error: PalaestraError) -> None:
-            self.datasets.begin_verifying("")
+            self.datasets.set_verifying("")
             self._requests.notices.add("error", f"{dataset_id} was not verified.", str(error))
 
         self._requests.ask(

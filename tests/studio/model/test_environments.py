@@ -146,6 +146,6 @@ def test_a_verified_dataset_replaces_its_entry():
     model = DatasetsModel()
     before = DatasetInfo(dataset_id="d/v0", path="", state="unchecked")
     model.set_all([before])
-    model.begin_verifying("d/v0")
+    model.set_verifying("d/v0")
     model.update(replace(before, state="verified"))
-    assert (model.get("d/v0").state, model.is_verifying, model.get("gone")) == ("verified", "", None)
+    assert (model.get("d/v0").state, model.verifying_id, model.get("gone")) == ("verified", "", None)

@@ -27,7 +27,7 @@ LOCATION_VARIABLE = "PALAESTRA_ENVIRONMENTS"
 """Directory of the environments; without it, `environments` in the state directory."""
 _INDEX_TIMEOUT_S = 20.0
 _answers: dict[tuple[str, ...], tuple[str, float]] = {}
-"""Why the index of some pip variables cannot be used, and until when that is believed."""
+"""Why the index of some pip variables cannot be used, and when the answer expires."""
 
 
 @dataclass(frozen=True)

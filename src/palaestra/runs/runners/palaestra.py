@@ -107,7 +107,7 @@ SCRIPTS = (
     ScriptInfo(
         name="sarsa",
         title="SARSA",
-        description="As Q-learning, but values what it really does, exploration included.",
+        description="As Q-learning, but learns the value of its own behaviour, exploration included.",
         actions=("discrete",),
         plays=True,
         warm_start=True,

@@ -116,8 +116,8 @@ class DatasetsModel(Revised):
     def __init__(self) -> None:
         super().__init__()
         self.all: tuple[DatasetInfo, ...] = ()
-        self.is_verifying = ""
-        """Id of the dataset that is being verified."""
+        self.verifying_id = ""
+        """Id of the dataset that is being verified; empty if there is none."""
 
     def set_all(self, datasets: Sequence[DatasetInfo]) -> None:
         """The list of datasets has arrived."""
@@ -125,14 +125,14 @@ class DatasetsModel(Revised):
             self.all = tuple(datasets)
             self.touch()
 
-    def begin_verifying(self, dataset_id: str) -> None:
-        """The bytes of a dataset are being compared with its manifest; an empty id: no longer."""
-        self.is_verifying = dataset_id
+    def set_verifying(self, dataset_id: str) -> None:
+        """Set the dataset whose bytes are being compared with its manifest; an empty id: none."""
+        self.verifying_id = dataset_id
         self.touch()
 
     def update(self, info: DatasetInfo) -> None:
         """A dataset was verified."""
-        self.is_verifying = ""
+        self.verifying_id = ""
         self.all = tuple(info if one.dataset_id == info.dataset_id else one for one in self.all)
         self.touch()
 

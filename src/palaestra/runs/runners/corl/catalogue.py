@@ -16,7 +16,7 @@ _DESCRIPTIONS = {
     "any_percent_bc": "Imitates the best episodes of the dataset.",
     "awac": "Weights the actions of the dataset by their advantage.",
     "cal_ql": "CQL with calibrated values, for fine-tuning.",
-    "cql": "Keeps the values of actions low that the dataset lacks.",
+    "cql": "Lowers the values of actions that are not in the dataset.",
     "dt": "A transformer that predicts actions for a wanted return.",
     "edac": "SAC with an ensemble of critics that are kept diverse.",
     "iql": "Learns values by expectile regression, never for unseen actions.",

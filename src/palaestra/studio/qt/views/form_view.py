@@ -133,11 +133,11 @@ class DatasetEditor(QWidget):
         info = model.get(text)
         self.badge.setVisible(info is not None)
         self.verify.setVisible(info is not None and info.state != "unverified")
-        self.verify.setEnabled(not model.is_verifying)
+        self.verify.setEnabled(not model.verifying_id)
         self._facts.setVisible(info is not None)
         if info is not None:
             word, tone = model.STATES[info.state]
-            is_verifying = model.is_verifying == info.dataset_id
+            is_verifying = model.verifying_id == info.dataset_id
             self.badge.set("verifying …" if is_verifying else word, "info" if is_verifying else tone, info.problem)
             size = f"{info.total_steps:,} steps · {info.total_episodes:,} episodes · {info.size_bytes / 1e6:,.1f} MB"
             self._facts.setText(f"{info.env_id} · {size}" if info.env_id else size)
