@@ -266,7 +266,9 @@ def test_the_schema_has_the_fields_of_the_script_with_their_comments(corl_home):
         "type": "integer",
         "description": "total gradient updates during training",
         "default": 1_000_000,
+        "minimum": 1,
     }
+    assert (properties["frac"]["exclusiveMinimum"], properties["frac"]["maximum"]) == (0, 1)
     assert properties["project"]["x-hidden"]
     assert properties["dataset"]["x-choices"] == "datasets"
     assert not {"env", "seed", "load_model"} & properties.keys()

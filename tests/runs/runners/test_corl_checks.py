@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 from tests.runs.runners.corl_data import CHECKOUT, find_refusal, make_spec, map_findings, needs_pyrallis
 
+from palaestra.errors import ConfigError
 from palaestra.runs.process.interpreter import Interpreter, Probe
 from palaestra.runs.runners.corl import CorlRunner
-from palaestra.runs.runners.corl.checks import jax_findings
+from palaestra.runs.runners.corl.checks import jax_findings, range_findings
 from palaestra.runs.runners.corl.script import read_corl_script
 
 
@@ -84,6 +85,48 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_refused(corl_home, mach
     assert refused.check == "disk"
     assert "200 checkpoints" in refused.text
     assert "checkpoints_path=null" in refused.remedy
+
+
+@pytest.mark.parametrize(
+    ("config", "text", "remedy"),
+    [
+        ({"eval_freq": -1}, "eval_freq = -1: must be at least 1", "Its default is 5000"),
+        ({"eval_freq": 0}, "eval_freq = 0: must be at least 1", "Its default is 5000"),
+        ({"batch_size": 0}, "batch_size = 0: must be at least 1", "Its default is 64"),
+        ({"n_episodes": 0}, "n_episodes = 0: must be at least 1", "Its default is 2"),
+        ({"max_timesteps": -5}, "max_timesteps = -5: must be at least 1", "Its default is 1000000"),
+        ({"discount": 7}, "discount = 7: must be between 0 and 1", "Its default is 0.99"),
+        ({"frac": 5.0}, "frac = 5.0: must be above 0 and at most 1", "Its default is 0.1"),
+        ({"frac": 0}, "frac = 0: must be above 0 and at most 1", "Its default is 0.1"),
+    ],
+)
+def test_a_value_outside_the_range_of_its_field_is_refused_by_its_name(corl_home, paths, machine, config, text, remedy):
+    refused = find_refusal(make_spec(config=config), machine)
+
+    assert (refused.check, refused.text) == ("flag", text)
+    assert refused.remedy == remedy
+    with pytest.raises(ConfigError, match=text.partition(":")[0]):
+        CorlRunner().plan(make_spec(config=config), paths, machine)
+
+
+def test_the_ends_of_a_range_and_fields_without_one_are_accepted():
+    script = read_corl_script(CHECKOUT / "algorithms" / "offline" / "regression.py")
+
+    values = {"eval_freq": 1, "discount": 1, "frac": 1.0, "learning_rate": -1.0, "buffer_size": -1}
+
+    assert range_findings(script, values) == []
+
+
+def test_fine_tuning_may_skip_a_phase_and_not_both():
+    script = read_corl_script(CHECKOUT / "algorithms" / "finetune" / "online.py")
+
+    assert range_findings(script, {"offline_iterations": 0}) == []
+    (negative,) = range_findings(script, {"online_iterations": -1})
+    (empty,) = range_findings(script, {"offline_iterations": 0, "online_iterations": 0})
+
+    assert negative.text == "online_iterations = -1: must be at least 0"
+    assert empty.text == "offline_iterations = 0: the run would have no updates"
+    assert empty.remedy == "Set offline_iterations=1 or more"
 
 
 def test_a_script_for_jax_is_refused_without_jax_and_with_one_that_lacks_a_function(corl_home, machine):

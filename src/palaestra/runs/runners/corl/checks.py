@@ -13,7 +13,7 @@ from palaestra.runs.checkpoints.signature import find_dataset_mismatch, find_inc
 from palaestra.runs.process.interpreter import Interpreter, Probe
 from palaestra.runs.runner import Finding, Machine
 from palaestra.runs.runners.corl.offline_data import OfflineData
-from palaestra.runs.runners.corl.script import CorlScript
+from palaestra.runs.runners.corl.script import FIELD_RANGES, CorlScript
 from palaestra.runs.spec import RunSpec
 
 _UPDATE_MS = {
@@ -34,6 +34,34 @@ _LONG_RUN_S = 3_600.0
 _HIDDEN = 256
 _BYTES_PER_PARAMETER = 12
 """A weight in 32 bits and the two moments of Adam."""
+
+
+def range_findings(script: CorlScript, values: Mapping[str, object]) -> list[Finding]:
+    """Refusals of values outside the ranges of their fields, and of a run without updates."""
+    findings = []
+    for name, value in values.items():
+        field = script.argument(name)
+        expected = _find_broken_range(FIELD_RANGES.get(name, {}), value)
+        if expected and field is not None:
+            remedy = "Give a number in this range" if field.computed else f"Its default is {field.default!r}"
+            findings.append(Finding("flag", "refused", f"{name} = {value!r}: must be {expected}", remedy))
+    if not findings and script.count_updates({**script.defaults(), **values}) == 0:
+        text = f"{script.update_field} = 0: the run would have no updates"
+        findings.append(Finding("flag", "refused", text, f"Set {script.update_field}=1 or more"))
+    return findings
+
+
+def _find_broken_range(limits: Mapping[str, float], value: object) -> str:
+    """The range of a field if a number is outside; empty if it is inside."""
+    if not isinstance(value, int | float):
+        return ""
+    least, most, above = (limits.get(key) for key in ("minimum", "maximum", "exclusiveMinimum"))
+    is_low = (least is not None and value < least) or (above is not None and value <= above)
+    if not is_low and (most is None or value <= most):
+        return ""
+    if most is None:
+        return f"at least {least}"
+    return f"above {above} and at most {most}" if least is None else f"between {least} and {most}"
 
 
 def run_findings(

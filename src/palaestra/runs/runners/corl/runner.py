@@ -51,7 +51,7 @@ from palaestra.runs.runners.corl.checkout import (
     list_scripts,
     script_name,
 )
-from palaestra.runs.runners.corl.checks import jax_findings, run_findings, warm_start_findings
+from palaestra.runs.runners.corl.checks import jax_findings, range_findings, run_findings, warm_start_findings
 from palaestra.runs.runners.corl.offline_data import (
     VARIABLE,
     OfflineData,
@@ -59,7 +59,13 @@ from palaestra.runs.runners.corl.offline_data import (
     load_offline_data,
     read_settings,
 )
-from palaestra.runs.runners.corl.script import CorlScript, build_corl_flags, read_base_config, read_corl_script
+from palaestra.runs.runners.corl.script import (
+    FIELD_RANGES,
+    CorlScript,
+    build_corl_flags,
+    read_base_config,
+    read_corl_script,
+)
 from palaestra.runs.runners.script_arguments import argument_schema, check_values
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
@@ -125,7 +131,8 @@ class _Request:
 
     def check(self) -> list[Finding]:
         """Problems with the values, of the command and of the file."""
-        return check_values(self.script.arguments, {**self.base, **self.values}, self.script.path.name)
+        values = {**self.base, **self.values}
+        return check_values(self.script.arguments, values, self.script.path.name) or range_findings(self.script, values)
 
     @property
     def total_updates(self) -> int | None:
@@ -150,7 +157,8 @@ class CorlRunner:
         properties: JsonObject = dict(_RUNNER_KEYS)
         if spec.script is not None:
             script = read_corl_script(find_script(spec.script, find_checkout(spec, os.environ)))
-            properties |= argument_schema(field for field in script.arguments if field.name not in _RUN_OPTIONS)
+            fields = argument_schema(field for field in script.arguments if field.name not in _RUN_OPTIONS)
+            properties |= {name: entry | FIELD_RANGES.get(name, {}) for name, entry in fields.items()}
         return {"type": "object", "properties": properties, "additionalProperties": False}
 
     def scripts(self, spec: RunSpec, machine: Machine) -> list[ScriptInfo]:

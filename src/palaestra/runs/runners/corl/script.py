@@ -33,6 +33,19 @@ _UPDATE_FIELDS = (
 _OFFLINE_FIELDS = ("vae_iterations", "offline_iterations", "num_offline_updates")
 """Fields of the scripts in `finetune` whose sum is the number of updates before the first step in the environment."""
 _EVALUATION_FIELDS = ("eval_freq", "eval_frequency", "eval_every")
+_COUNTS = (
+    *("max_timesteps", "update_steps", "num_train_ops", "num_epochs", "num_updates_on_epoch", "warmup_steps"),
+    *("eval_freq", "eval_frequency", "eval_every", "log_every", "policy_freq", "target_update_period"),
+    *("batch_size", "n_episodes", "n_test_episodes", "eval_episodes", "episode_len", "max_traj_len", "seq_len"),
+)
+_PHASES = ("offline_iterations", "online_iterations", "vae_iterations", "num_offline_updates", "num_online_updates")
+FIELD_RANGES: dict[str, JsonObject] = {
+    **{name: {"minimum": 1} for name in _COUNTS},
+    **{name: {"minimum": 0} for name in _PHASES},  # a script of `finetune` can skip a phase
+    **{name: {"minimum": 0, "maximum": 1} for name in ("discount", "gamma", "online_discount")},
+    "frac": {"exclusiveMinimum": 0, "maximum": 1},
+}
+"""Ranges of fields in the words of JSON Schema. The scripts check none: `eval_freq=-1` evaluates at every update."""
 _NAMES = frozenset({"project", "group", "name"})
 _PLAIN_TEXT = re.compile(r"[A-Za-z/][A-Za-z0-9_./-]*")
 _YAML_WORDS = frozenset({"true", "false", "yes", "no", "on", "off", "null", "y", "n"})

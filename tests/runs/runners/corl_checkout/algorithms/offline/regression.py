@@ -34,6 +34,9 @@ class TrainConfig:
     # maximum size of the replay buffer
     buffer_size: int = 2_000_000
     batch_size: int = 64
+    discount: float = 0.99
+    # share of the best episodes to imitate
+    frac: float = 0.1
     # whether to normalize states
     normalize: bool = True
     # evaluation frequency
