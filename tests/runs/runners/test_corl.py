@@ -165,6 +165,18 @@ def test_the_injected_modules_are_declared_with_their_hashes_and_the_environment
     assert settings["metrics_every"] == 500
 
 
+def test_a_run_has_the_arguments_and_the_time_limit_that_the_dataset_was_recorded_with(own_corl_home, paths, machine):
+    about = {"env_kwargs": {"g": 5.0, "render_mode": "rgb_array"}, "max_episode_steps": 30}
+    write_dataset(own_corl_home.datasets, "pendulum/short-v0", about=about)
+
+    plan = CorlRunner().plan(make_spec(config={"dataset": "pendulum/short-v0"}), paths, machine)
+
+    settings = json.loads(plan.environment["PALAESTRA_OFFLINE"])
+    assert (settings["env_kwargs"], settings["max_episode_steps"]) == ({"g": 5.0}, 30)
+    assert plan.offline_dataset["env_kwargs"] == {"g": 5.0}
+    assert plan.env_signature["max_episode_steps"] == 30
+
+
 def test_the_digest_changes_with_the_script_and_with_the_dataset(own_corl_home, paths, machine, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(CHECKOUT, copy)

@@ -92,6 +92,33 @@ with open("observations.json") as file:
     assert transform == {"scale": [3.0, 3.0, 3.0], "offset": [1.0, 1.0, 1.0]}
 
 
+def test_the_environment_has_the_time_limit_and_the_arguments_of_the_dataset(run_code):
+    code = """
+import json, gym
+env = gym.make("Pendulum-v1")
+env.reset()
+dones = [env.step([0.0])[2] for _ in range(30)]
+print(json.dumps([dones.index(True), env._max_episode_steps, env._env.unwrapped.g]))
+"""
+    assert run_code(code, max_episode_steps=30, env_kwargs={"g": 2.0}) == [[29, 30, 2.0]]
+
+
+def test_an_episode_that_ends_without_a_flag_is_a_timeout(run_code, tmp_path):
+    code = """
+import json, gym, h5py
+with h5py.File("episodes.hdf5", "w") as file:
+    for number, terminations in enumerate(([0, 0], [0, 1])):
+        arrays = {"observations": [[0.0]] * 3, "actions": [[0.0]] * 2, "rewards": [0.0] * 2}
+        for name, values in {**arrays, "terminations": terminations, "truncations": [0, 0]}.items():
+            file[f"episode_{number}/{name}"] = values
+arrays = gym.make("Pendulum-v1").get_dataset()
+print(json.dumps([arrays["terminals"].tolist(), arrays["timeouts"].tolist()]))
+"""
+    (flags,) = run_code(code, path=str(tmp_path), data="episodes.hdf5", files={})
+
+    assert flags == [[False, False, False, True], [False, True, False, False]]
+
+
 def test_without_reference_scores_a_normalised_score_is_not_a_number(run_code):
     code = """
 import json, d4rl, numpy

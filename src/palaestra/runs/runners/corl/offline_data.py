@@ -37,6 +37,8 @@ class OfflineData:
     dataset: Dataset
     env_id: str
     env_kwargs: Mapping[str, object]
+    max_episode_steps: int | None
+    """The time limit of the episodes; None if it is that of the registered environment."""
     files: Mapping[str, str]
     """SHA-256 of the files that the trainer reads."""
 
@@ -66,6 +68,7 @@ class OfflineData:
                 "data": _DATA_FILE,
                 "files": dict(self.files),
                 "env_kwargs": dict(self.env_kwargs),
+                "max_episode_steps": self.max_episode_steps,
                 "action_range": self.action_range,
                 "random_score": self.dataset.random_score,
                 "expert_score": self.dataset.expert_score,
@@ -97,7 +100,9 @@ def load_offline_data(spec: RunSpec) -> OfflineData:
     _check_spaces(dataset)
     manifest = read_manifest(dataset.path)
     files = {} if manifest is None else {_DATA_FILE: manifest.files[_DATA_FILE].sha256}
-    return OfflineData(dataset, env_id, _read_env_kwargs(dataset.path), files)
+    recorded = dataset.about.get("env_kwargs") or {}
+    kwargs = {key: value for key, value in recorded.items() if key != "render_mode"}
+    return OfflineData(dataset, env_id, kwargs, dataset.about.get("max_episode_steps"), files)
 
 
 def _check_spaces(dataset: Dataset) -> None:
@@ -122,16 +127,6 @@ def _is_vector(space: Space) -> bool:
 
 def _bounds(space: Any) -> tuple[list[float], list[float]]:
     return [float(value) for value in space.low], [float(value) for value in space.high]
-
-
-def _read_env_kwargs(directory: Path) -> dict[str, object]:
-    """Arguments of the environment in which a dataset was recorded."""
-    try:
-        text = json.loads((directory / "data" / "metadata.json").read_bytes()).get("env_spec")
-        kwargs = json.loads(text).get("kwargs") if text else {}
-    except (OSError, ValueError, AttributeError):
-        return {}
-    return {key: value for key, value in (kwargs or {}).items() if key != "render_mode"}
 
 
 def read_settings(command: JsonObject) -> JsonObject | None:

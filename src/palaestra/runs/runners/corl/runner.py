@@ -354,7 +354,7 @@ def _run_probe(
         machine,
         packages=tuple(needed),
         env_id=data.env_id,
-        env_kwargs=dict(data.env_kwargs),
+        env_kwargs={"max_episode_steps": data.max_episode_steps, **data.env_kwargs},
         cuda=spec.gpus > 0,
     )
 

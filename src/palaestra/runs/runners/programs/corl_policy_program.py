@@ -32,7 +32,8 @@ class CorlPolicy:
             raise protocol.CannotAct("it holds no weights of an actor", "Use a file that a script of CORL saved")
         settings = json.loads(os.environ["PALAESTRA_OFFLINE"])
         gymnasium = importlib.import_module("gymnasium")
-        env = gymnasium.make(args.env, **settings.get("env_kwargs", {}))
+        limit = settings.get("max_episode_steps")
+        env = gymnasium.make(args.env, max_episode_steps=limit, **settings.get("env_kwargs", {}))
         self._spaces = protocol.describe_spaces(env)
         self._action_space = env.action_space
         env.close()

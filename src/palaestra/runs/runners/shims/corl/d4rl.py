@@ -85,13 +85,17 @@ def action_range() -> tuple[Any, Any]:
 
 def _read_episode(group: Any) -> dict[str, Any]:
     observations = np.asarray(group["observations"], np.float32)
+    terminals = np.asarray(group["terminations"], np.bool_)
+    timeouts = np.array(group["truncations"], np.bool_)
+    # A collector may stop within an episode without saying so; its last step still ends it.
+    timeouts[-1:] |= ~terminals[-1:]
     return {
         "observations": observations[:-1],
         "next_observations": observations[1:],
         "actions": np.asarray(group["actions"], np.float32),
         "rewards": np.asarray(group["rewards"], np.float32),
-        "terminals": np.asarray(group["terminations"], np.bool_),
-        "timeouts": np.asarray(group["truncations"], np.bool_),
+        "terminals": terminals,
+        "timeouts": timeouts,
     }
 
 

@@ -129,8 +129,10 @@ class GymTransformReward(GymWrapper):
 
 
 def make(env_id: str, **kwargs: Any) -> GymEnv:
-    """Make an environment of Gymnasium."""
-    return GymEnv(gymnasium.make(env_id, **{**d4rl.settings().get("env_kwargs", {}), **kwargs}))
+    """Make an environment of Gymnasium with the arguments and the time limit of the dataset."""
+    recorded = d4rl.settings()
+    limit = {"max_episode_steps": recorded.get("max_episode_steps")}
+    return GymEnv(gymnasium.make(env_id, **{**limit, **recorded.get("env_kwargs", {}), **kwargs}))
 
 
 def _write_transform(f: Callable[[Any], Any], shape: tuple[int, ...]) -> None:
