@@ -183,9 +183,9 @@ def summarize(experiment: Experiment, seeds: dict[str, list[float]]) -> dict[str
     """Episodes to the threshold over the seeds, with an interval; runs that never reach it are counted apart."""
     reached = {seed: episodes_to_threshold(experiment, returns) for seed, returns in seeds.items()}
     numbers = [float(episodes) for episodes in reached.values() if episodes is not None]
-    low, high = confidence_interval(numbers) if len(numbers) > 1 else (float("nan"), float("nan"))
+    low, high = confidence_interval(numbers) or (float("nan"), float("nan"))
     final = [float(np.mean(returns[-experiment.window :])) for returns in seeds.values()]
-    final_low, final_high = confidence_interval(final) if len(final) > 1 else (float("nan"), float("nan"))
+    final_low, final_high = confidence_interval(final) or (float("nan"), float("nan"))
     return {
         "seeds": len(seeds),
         "episodes_to_threshold": reached,

@@ -82,7 +82,7 @@ def table(runs: list[dict]) -> str:
         n = group[0]["episodes"]
         low, high = (100 * share for share in wilson_interval(group[0]["before"], n))
         after = tuple(100 * run["after"] / n for run in group)
-        least, most = confidence_interval(after)
+        least, most = confidence_interval(after) or (float("nan"), float("nan"))
         first = 100 * group[0]["before"] / n
         single = ", ".join(f"{share:.1f}" for share in after)
         lines.append(

@@ -138,6 +138,15 @@ def test_eval_plays_exactly_the_episodes_asked_for(palaestra, config):
     assert (refused.code, "device = 'gpu': names no device" in refused.err) == (2, True)
 
 
+def test_one_episode_has_no_interval(palaestra, config):
+    run = json.loads(palaestra("train", config, "--json").out)["run_id"]
+    report = json.loads(palaestra("eval", run, "--episodes", 1, "--against", run, "--json").out)
+    assert report["ci95"] is report["against"]["ci95"] is report["difference"]["ci95"] is None
+    lines = palaestra("eval", run, "--episodes", 1, "--against", run).out.splitlines()
+    assert lines[0] == f"{run}: mean return {report['mean_return']:.2f} (one episode, no interval)"
+    assert lines[2] == "difference +0.00 (one episode, no interval)"
+
+
 def test_eval_compares_two_runs_on_the_same_seeds(palaestra, config):
     run = json.loads(palaestra("train", config, "--json").out)["run_id"]
     report = json.loads(palaestra("eval", run, "--episodes", 4, "--against", run, "--json").out)

@@ -97,6 +97,11 @@ def test_without_an_episode_there_is_no_rate_and_no_crash(outcomes):
     assert facts["ci95"] == [0.0, 1.0]
 
 
+def test_the_return_of_one_episode_has_no_interval():
+    facts = ScreenEvaluation.from_episodes([played("a/x", 0, S)]).to_json()
+    assert (facts["mean_return"], facts["return_ci95"]) == (1.0, None)
+
+
 def test_all_solved_is_one_and_its_interval_is_below():
     facts = ScreenEvaluation.from_episodes([played("a/x", seed, S) for seed in range(10)]).to_json()
     assert facts["success_rate"] == facts["ci95"][1] == 1.0

@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from palaestra.evaluation.statistics import mean_passes, pass_at_k, pass_hat_k, wilson_interval
+from palaestra.evaluation.statistics import confidence_interval, mean_passes, pass_at_k, pass_hat_k, wilson_interval
+
+
+def test_one_number_has_no_interval_and_two_have_a_wide_one():
+    # t = 12.71 with one degree of freedom, and the standard error of 0 and 2 is 1.
+    assert confidence_interval([]) is confidence_interval([1.0]) is None
+    assert confidence_interval([0.0, 2.0]) == pytest.approx((-11.706, 13.706), abs=1e-3)
 
 
 def test_eight_of_ten_lie_between_49_and_94_percent():

@@ -106,6 +106,7 @@ def _train_on_cartpole() -> None:
     start = result.run.attempts()[-1].checkpoints / "update_00000000"
     for name, checkpoint in (("before", start), ("after", result.checkpoint)):
         evaluation = evaluate_checkpoint(checkpoint, episodes=100, seed=None)
+        assert evaluation.ci95 is not None
         low, high = evaluation.ci95
         print(f"  {name:<7} mean return {evaluation.mean_return:6.1f} of 500   (95 % interval {low:.1f} to {high:.1f})")
     print(f"Run {result.run.run_id} in {result.run.path}")

@@ -106,7 +106,8 @@ def eval_command(
         baseline = evaluate(other)
         gaps = tuple(a - b for a, b in zip(evaluation.returns, baseline.returns, strict=True))
         document["against"] = {"checkpoint": str(other), **baseline.to_json(), **_score_facts(other, baseline)}
-        document["difference"] = {"mean": sum(gaps) / len(gaps), "ci95": list(confidence_interval(gaps))}
+        interval = confidence_interval(gaps)
+        document["difference"] = {"mean": sum(gaps) / len(gaps), "ci95": interval and list(interval)}
     if video is not None:
         from palaestra.cli.eval_video import record_episode
 
@@ -134,7 +135,7 @@ def _print_evaluation(document: dict[str, Any], run: str, against: str | None, v
     if against is not None:
         gap = document["difference"]
         print(_format_evaluation(against, document["against"]))
-        print(f"difference {gap['mean']:+.2f} (95 % interval {gap['ci95'][0]:+.2f} to {gap['ci95'][1]:+.2f})")
+        print(f"difference {gap['mean']:+.2f} ({_format_interval(gap['ci95'], '+.2f')})")
 
 
 def _name_or_deployed(run: str | None, deployed: str | None) -> str:
@@ -162,13 +163,18 @@ def _check_video(video: Path, frames: int, *, long: bool, on_screens: bool) -> N
 
 
 def _format_evaluation(name: str, report: dict[str, Any]) -> str:
-    low, high = report["ci95"]
     success = ""
     if "success_rate" in report:
         least, most = (100 * share for share in report["success_ci95"])
         success = f"success rate {100 * report['success_rate']:.1f} % (95 % interval {least:.1f} to {most:.1f}), "
     normalized = f", normalised score {report['normalized_score']:.1f}" if "normalized_score" in report else ""
-    return (
-        f"{name}: {success}mean return {report['mean_return']:.2f} (95 % interval {low:.2f} to {high:.2f}; "
-        f"standard deviation {report['std_return']:.2f}; {report['episodes']} episodes){normalized}"
-    )
+    spread = _format_interval(report["ci95"], ".2f")
+    if report["ci95"] is not None:
+        spread += f"; standard deviation {report['std_return']:.2f}; {report['episodes']} episodes"
+    return f"{name}: {success}mean return {report['mean_return']:.2f} ({spread}){normalized}"
+
+
+def _format_interval(interval: list[float] | None, form: str) -> str:
+    if interval is None:
+        return "one episode, no interval"
+    return f"95 % interval {interval[0]:{form}} to {interval[1]:{form}}"

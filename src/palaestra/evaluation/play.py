@@ -39,8 +39,8 @@ class Evaluation:
         return float(np.std(self.returns))
 
     @property
-    def ci95(self) -> tuple[float, float]:
-        """95 % interval of the mean (Student's t)."""
+    def ci95(self) -> tuple[float, float] | None:
+        """95 % interval of the mean (Student's t); None for one episode."""
         return confidence_interval(self.returns)
 
     @property
@@ -58,7 +58,7 @@ class Evaluation:
             "episodes": len(self.returns),
             "mean_return": self.mean_return,
             "std_return": self.std_return,
-            "ci95": list(self.ci95),
+            "ci95": self.ci95 and list(self.ci95),
             "min_return": min(self.returns),
             "max_return": max(self.returns),
             "mean_length": float(np.mean(self.lengths)),

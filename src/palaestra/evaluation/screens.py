@@ -121,10 +121,10 @@ class ScreenEvaluation:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
-        returns = tuple(entry.reward for entry in self.valid_entries)
+        interval = statistics.confidence_interval([entry.reward for entry in self.valid_entries])
         return {
             **self.overall.to_json(),
-            "return_ci95": list(statistics.confidence_interval(returns)) if returns else None,
+            "return_ci95": interval and list(interval),
             "per_task": {task: score.to_json() for task, score in self.per_task.items()},
             "passes": [asdict(passes) for passes in self.passes],
             "policy_versions": list(self.policy_versions) if self.policy_versions else None,

@@ -14,14 +14,15 @@ _Z = NormalDist().inv_cdf((1 + 0.95) / 2)
 """Half-width of the central 95 % of a normal distribution, in standard deviations."""
 
 
-def confidence_interval(numbers: Sequence[float]) -> tuple[float, float]:
-    """95 % interval of the mean by Student's t; of zero width for a single number."""
+def confidence_interval(numbers: Sequence[float]) -> tuple[float, float] | None:
+    """95 % interval of the mean by Student's t; None for fewer than two numbers, which say nothing about the spread."""
     import numpy as np
     from scipy.special import stdtrit
 
-    n, mean = len(numbers), float(np.mean(numbers))
+    n = len(numbers)
     if n < 2:
-        return mean, mean
+        return None
+    mean = float(np.mean(numbers))
     half = float(stdtrit(n - 1, 0.975)) * float(np.std(numbers, ddof=1)) / math.sqrt(n)
     return mean - half, mean + half
 
