@@ -249,6 +249,20 @@ def test_a_prefilled_buffer_starts_with_the_newest_transitions_of_the_dataset():
     rewards = find_dataset("pendulum/random-v0", Home.default().datasets).load_transitions().reward
     assert training.source.buffer.size == 100
     assert training.source.buffer.read(np.arange(100))["reward"].tolist() == rewards[-100:].tolist()
+    text = (
+        "dataset.prefill: the dataset has 300 steps, and algorithm.buffer_size is 100: "
+        "only the newest 100 steps are in the replay buffer."
+    )
+    assert ("warning", text) in training.notices()
+    training.env.close()
+
+
+def test_a_buffer_that_holds_the_whole_dataset_is_prefilled_without_a_notice():
+    _create("pendulum/random-v0", "Pendulum-v1")
+    dataset = {"id": "pendulum/random-v0", "prefill": True}
+    training = build_transition_training(_config("sac", dataset, algorithm={**FEW, "buffer_size": 300}, trainer=ONLINE))
+    assert training.source.buffer.size == 300
+    assert not any("prefill" in text for _, text in training.notices())
     training.env.close()
 
 

@@ -70,6 +70,7 @@ class TransitionTraining:
         self.learner = TransitionLearner(
             policy, algorithm, seed=t.seed, compiled=t.compiled != "off", progress=self._progress
         )
+        self._notices: list[tuple[str, str]] = []
         self.source: ReplaySource | DatasetSource
         data = None
         if dataset is not None and config.dataset is not None:
@@ -89,7 +90,6 @@ class TransitionTraining:
         else:
             self.source = self._replay_source(algorithm, data)
         self._is_fine_tuning = not config.is_offline and dataset is not None
-        self._notices: list[tuple[str, str]] = []
         collected_with = dataset.about.get("env_kwargs") or {} if dataset is not None else config.env.kwargs
         if collected_with != config.env.kwargs:
             text = f"The dataset was collected with env.kwargs={collected_with}, evaluations use {config.env.kwargs}: "
@@ -112,11 +112,11 @@ class TransitionTraining:
             mix=settings.mix if settings else 0.0,
         )
         if data is not None and settings is not None and settings.prefill:
-            # The newest ones, if not all of them fit.
-            columns = {
-                name: map_column(column, lambda part: part[-source.buffer.capacity :])
-                for name, column in data.columns.items()
-            }
+            steps, capacity = len(data.columns["reward"]), source.buffer.capacity
+            if steps > capacity:
+                text = f"dataset.prefill: the dataset has {steps:,} steps, and algorithm.buffer_size is {capacity:,}: "
+                self._notices.append(("warning", f"{text}only the newest {capacity:,} steps are in the replay buffer."))
+            columns = {name: map_column(column, lambda part: part[-capacity:]) for name, column in data.columns.items()}
             source.buffer.add(**columns)
         return source
 
@@ -193,7 +193,7 @@ class TransitionTraining:
         return (ended_offline and steps == 0) or (self._is_fine_tuning and steps >= self.schedule.total)
 
     def notices(self) -> Sequence[tuple[str, str]]:
-        """Notices about the device, from the policy, and about the resume."""
+        """Notices about the device, from the policy, about the dataset and about the resume."""
         texts = [*device_notices(self.policy), *getattr(self.policy, "notices", ())]
         return [*(("warning", text) for text in texts), *self._notices]
 
