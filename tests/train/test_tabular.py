@@ -86,6 +86,21 @@ def test_the_example_configs_can_be_trained(path):
         training.env.close()
 
 
+@pytest.mark.parametrize("name", ["q_learning", "sarsa"])
+@pytest.mark.parametrize(
+    ("key", "value"), [("hidden", [3]), ("distribution", "gaussian"), ("log_std_init", -1.0), ("image_features", 8)]
+)
+def test_settings_of_networks_are_refused_for_a_table(name, key, value):
+    with pytest.raises(ConfigError, match=rf"policy\.{key} = .* has no effect: {name} learns a table"):
+        make_config(algorithm={"name": name}, policy={key: value})
+
+
+def test_a_stored_configuration_of_a_table_is_accepted():
+    config = make_config()
+    assert config_from(config.to_json()) == config
+    assert make_config(policy={"hidden": [64, 64]}).policy.name == "q_table"
+
+
 def test_environments_without_numbered_states_are_refused():
     with pytest.raises(ConfigError, match="row for each state"):
         build_transition_training(make_config(env={"id": "CartPole-v1"}))

@@ -33,6 +33,8 @@ LOG_STEPS = 1_000
 """Environment steps between two telemetry records of a run on transitions, if `trainer.log_interval` is not given."""
 EVALUATIONS = 10
 """Evaluations of an offline run, if `trainer.eval_every` is not given."""
+TRANSITION_POLICY: dict[str, Any] = {"hidden": (256, 256), "activation": "relu"}
+"""Settings of the policy of a run on transitions that are not given."""
 DEFAULT_LENGTH = 100_000
 """Length of a run that does not give one, in environment steps or, offline, in gradient steps."""
 
@@ -218,8 +220,8 @@ def _transition_defaults(data: Mapping[str, Any]) -> dict[str, Any]:
         env |= _dataset_environment(dataset["id"])
     env.setdefault("num_envs", 1)
     policy.setdefault("name", find_algorithm(algorithm["name"], "transitions").policy)
-    policy.setdefault("hidden", [256, 256])
-    policy.setdefault("activation", "relu")
+    for key, value in TRANSITION_POLICY.items():
+        policy.setdefault(key, value)
     offline = isinstance(dataset, Mapping) and trainer.get("total_timesteps") is None
     if isinstance(env["num_envs"], int) and "log_interval" not in trainer and not offline:
         trainer["log_interval"] = max(1, LOG_STEPS // max(1, algorithm["train_freq"] * env["num_envs"]))
@@ -296,6 +298,8 @@ def _check_transitions(config: RunConfig) -> None:
     if config.policy.name != algorithm.policy and ":" not in config.policy.name:
         reason = f"{name} trains {algorithm.policy}"
         raise ConfigError("policy.name", config.policy.name, reason, "Leave it out")
+    if config.policy.name == "q_table":
+        _check_table(config.policy, name)
     for key in ("normalize_reward", "normalize_observation"):
         if getattr(config.env, key) and (key == "normalize_reward" or config.dataset is None):
             reason = "a replay buffer keeps what was recorded under other statistics"
@@ -312,6 +316,15 @@ def _check_transitions(config: RunConfig) -> None:
     _check_length(config, algorithm)
     if not config.is_offline:
         _check_replay(config)
+
+
+def _check_table(policy: PolicyConfig, algorithm: str) -> None:
+    """Raise `ConfigError` for settings of networks. Defaults are accepted, because stored configurations have them."""
+    for key in ("hidden", "activation", "distribution", "log_std_init", "image_features"):
+        value, default = getattr(policy, key), PolicyConfig.model_fields[key].default
+        if value not in (default, TRANSITION_POLICY.get(key, default)):
+            reason = f"has no effect: {algorithm} learns a table, which has no network"
+            raise ConfigError(f"policy.{key}", value, reason, "Leave it out, or use dqn")
 
 
 def _check_length(config: RunConfig, algorithm: Any) -> None:
