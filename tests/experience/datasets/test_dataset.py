@@ -291,8 +291,8 @@ def test_an_empty_dataset_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rewards": [0.0, np.nan, 0.0]}, r"episode 0.rewards = 'row 1'.*NaN"),
-        ({"actions": [0, 1, 3]}, r"episode 0.actions = 3: a value is outside Discrete\(3\)"),
+        ({"rewards": [0.0, np.nan, 0.0]}, r"episode 0.rewards row 1 = nan: is NaN"),
+        ({"actions": [0, 1, 3]}, r"episode 0.actions row 2 = 3: is outside Discrete\(3\)"),
         ({"actions": [0, 1]}, r"episode 0.actions = \[2\].*Give \[3\]"),
         ({"actions": [0, 1, object()]}, "not an array of numbers"),
         ({"observations": {"": np.zeros((3, 2))}}, r"episode 0.observations = \[3, 2\].*Give \[4, 2\]"),

@@ -4,13 +4,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import stable_baselines3 as sb3
+from gymnasium import spaces
 
+from palaestra.env.make import EnvConfig
 from palaestra.errors import CheckpointError, ConfigError, ConsentRequired
 from palaestra.files.atomic import write_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
+from palaestra.runs.play.protocol import Message
 from palaestra.runs.runner import PolicyPlan, RunnerCapabilities
 from palaestra.train.collection import foreign
 from palaestra.train.collection.collect import Amount
@@ -171,3 +175,25 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(home, model, monkeyp
     with pytest.raises(CheckpointError, match="was ended by signal 9"):
         collect_dataset(home, plan(model[1]))
     assert not home.datasets.exists()
+
+
+class Overshooting:
+    """The process of a policy that always answers with 9."""
+
+    def __init__(self, command):
+        self._answers = [Message({"type": "ready"})]
+
+    def ask(self, observation):
+        self._answers.append(Message({"type": "action", "action": [9.0]}))
+
+    def read(self):
+        return [self._answers.pop()]
+
+
+def test_actions_of_another_trainer_are_clipped_to_the_bounds_as_in_a_play(home, model, monkeypatch):
+    use(monkeypatch, Prepared("exit 3"))
+    monkeypatch.setattr(foreign, "PolicyProcess", Overshooting)
+    env, torque = EnvConfig(id="CartPole-v1"), spaces.Box(-2.0, 2.0, (1,), np.float32)
+    behaviour = foreign.ForeignBehaviour(model[1], home, env, torque, deterministic=True, trust=False)
+    actions = behaviour.act(np.zeros((2, 4), np.float32), None, np.random.default_rng(0))
+    assert actions.tolist() == [[2.0], [2.0]]

@@ -40,7 +40,16 @@ from palaestra.experience.datasets.manifest import (
     write_manifest,
 )
 from palaestra.experience.datasets.spaces import Array, nest
-from palaestra.experience.datasets.storage import MAIN, METADATA, ArrayLayout, Episode, has_link, open_hdf5, read_array
+from palaestra.experience.datasets.storage import (
+    MAIN,
+    METADATA,
+    ArrayLayout,
+    Episode,
+    has_link,
+    open_hdf5,
+    read_array,
+    read_flags,
+)
 from palaestra.files.atomic import write_bytes
 from palaestra.files.checkpoint import digest_file
 
@@ -125,13 +134,14 @@ def split_episodes(steps: dict[str, Array], max_episode_steps: int | None = None
 
     An episode ends where `terminals` or `timeouts` is set, and where the next observation of a step is not the
     observation of the following one. Without `next_observations` the observation after a terminal step is unknown; the
-    last one is repeated, because its value never counts. The last step of any other episode is dropped.
+    last one is repeated, because its value never counts. The last step of any other episode is dropped. `DatasetError`
+    for a flag that is neither 0 nor 1.
     """
-    observations, terminals = steps["observations"], steps["terminals"].astype(np.bool_)
+    observations, terminals = steps["observations"], read_flags(steps["terminals"], "terminals")
     total = len(terminals)
     ends = terminals.copy()
     if "timeouts" in steps:
-        ends |= steps["timeouts"].astype(np.bool_)
+        ends |= read_flags(steps["timeouts"], "timeouts")
     elif max_episode_steps:
         _end_by_limit(ends, max_episode_steps)
     following = steps.get("next_observations")

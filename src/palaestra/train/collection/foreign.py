@@ -126,7 +126,8 @@ class ForeignBehaviour:
                 reason = f"answered {action.tolist()!r}, which is not an action of {self._space}"
                 raise CheckpointError(self._option, self._record.checkpoint_id, reason, "Choose another checkpoint")
             actions[i] = action.reshape(actions[i].shape)
-        return actions
+        # As a play does: these policies may overshoot the bounds.
+        return self._layout.clip(actions)
 
     def describe(self) -> dict[str, Any]:
         """The checkpoint and its digest."""
