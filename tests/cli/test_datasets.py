@@ -85,7 +85,8 @@ def test_an_expert_is_measured_in_the_environment_of_the_data(palaestra, config)
     words = ("--steps", "50", "--score-episodes", "2", "--expert-checkpoint", run["run_id"], "--json")
     kwargs = ("--env-kwargs", '{"sutton_barto_reward": true}')
     result = palaestra("datasets", "create", "a-v0", "--env", "CartPole-v1", *kwargs, *words)
-    assert json.loads(result.out)["expert_score"] == -1.0, result.err
+    assert result.code == 2
+    assert "its score -1 is not above the random score -1" in result.err
     wrong = palaestra("datasets", "create", "b-v0", "--env", "Acrobot-v1", *words)
     assert wrong.code == 2
     assert "was trained in CartPole-v1, the data comes from Acrobot-v1" in wrong.err
@@ -124,6 +125,19 @@ def test_a_file_keeps_the_arguments_of_its_environment_and_given_scores(palaestr
     dataset = json.loads(result.out)
     assert dataset["about"]["env_kwargs"] == {"g": 1.6}
     assert (dataset["random_score"], dataset["expert_score"]) == (-900, -100)
+
+
+def test_an_expert_score_that_is_not_above_the_random_score_is_refused_with_both(palaestra, tmp_path, root):
+    path = _write_d4rl(tmp_path / "pendulum.hdf5")
+    words = ("datasets", "import", path, "--id", "a-v0", "--env", "Pendulum-v1", "--expert-score", "-2000")
+    given = palaestra(*words, "--random-score", "-900")
+    assert given.code == 2
+    assert "--expert-score = -2000.0: the expert score must be above the random score, which is -900." in given.err
+    measured = palaestra(*words, "--score-episodes", "1")
+    assert (measured.code, "must be above the random score, which is -" in measured.err) == (2, True)
+    created = palaestra(*CREATE, "--expert-score", "3")
+    assert (created.code, "--expert-score = 3.0: the expert score must be above" in created.err) == (2, True)
+    assert not root.exists()
 
 
 def test_a_directory_of_minari_is_adopted(palaestra, root):

@@ -12,7 +12,8 @@ from tests.experience.datasets.samples import BOX, CHOICES, count_up, make_datas
 
 from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.datasets import DatasetFacts, find_dataset, list_datasets
-from palaestra.experience.datasets.import_data import MissingScores, import_d4rl, import_minari, split_episodes
+from palaestra.experience.datasets.import_data import import_d4rl, import_minari, split_episodes
+from palaestra.experience.datasets.scores import MissingScores
 
 FACTS = DatasetFacts(dataset_id="d4rl/line-v0", env_id="Line-v0", observation_space=BOX, action_space=CHOICES)
 
@@ -363,3 +364,51 @@ def test_a_dataset_of_another_machine_gets_a_score_and_keeps_how_it_was_made(tmp
     scored = import_minari(tmp_path / "root", dataset.path, scores=MissingScores(expert=5.0))
     assert (scored.expert_score, scored.about) == (5.0, dataset.about)
     assert scored.load_transitions().reward.tolist() == dataset.load_transitions().reward.tolist()
+
+
+def _with_metadata(path, **changes):
+    metadata = path / "data" / "metadata.json"
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ref_max_score": float("nan")}, r"ref_max_score = nan: is not a finite number. Correct or remove it"),
+        ({"ref_min_score": "low"}, r"ref_min_score = 'low': is not a finite number"),
+        ({"ref_min_score": True}, r"ref_min_score = True: is not a finite number"),
+        ({"ref_min_score": 5.0, "ref_max_score": 4.0}, r"ref_max_score = 4.0: .*above the random score, which is 5"),
+    ],
+)
+def test_reference_scores_of_the_metadata_that_make_no_sense_are_refused(tmp_path, theirs, changes, message):
+    _with_metadata(theirs, **changes)
+    with pytest.raises(DatasetError, match=message):
+        import_minari(tmp_path / "root", theirs)
+    assert not (tmp_path / "root").exists()
+
+
+def test_an_expert_score_that_is_not_above_the_random_score_is_refused_with_both(tmp_path, theirs):
+    message = r"--expert-score = 1.0: .*above the random score, which is 1\."
+    with pytest.raises(ConfigError, match=message):
+        import_minari(tmp_path / "root", theirs, scores=MissingScores(random=1.0, expert=1.0))
+    measured = MissingScores(expert=1.0, measure_random=lambda *words: 1.0)
+    _with_metadata(theirs, env_spec=json.dumps({"id": "Count-v0"}))
+    with pytest.raises(ConfigError, match=message):
+        import_minari(tmp_path / "root", theirs, scores=measured)
+    _with_metadata(theirs, ref_min_score=1.0)
+    with pytest.raises(ConfigError, match=message):
+        import_minari(tmp_path / "root", theirs, scores=MissingScores(expert=1.0))
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_null_score_is_unknown(tmp_path, theirs):
+    _with_metadata(theirs, ref_min_score=None, ref_max_score=4.0)
+    dataset = import_minari(tmp_path / "root", theirs)
+    assert (dataset.random_score, dataset.expert_score) == (None, 4.0)
+
+
+def test_an_existing_dataset_whose_scores_make_no_sense_is_used_without_normalised_scores(tmp_path):
+    dataset = make_dataset(tmp_path / "elsewhere", random_score=5.0, expert_score=4.0)
+    assert import_minari(tmp_path / "root", dataset.path).normalized_score(4.5) is None
+    odd = make_dataset(tmp_path / "odd", random_score=1.0, expert_score=float("nan"))
+    assert (odd.expert_score, odd.normalized_score(4.5)) == (None, None)

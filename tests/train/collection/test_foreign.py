@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stable_baselines3 as sb3
+import torch
 from gymnasium import spaces
 
 from palaestra.env.make import EnvConfig
@@ -108,11 +109,25 @@ def test_arguments_are_used_without_naming_the_environment_again(home, model):
     assert dataset.load_transitions().reward[0] == 0
 
 
+def _leaning(home, ppo):
+    """The record of a policy that pushes the cart towards the side to which the pole falls."""
+    with torch.no_grad():
+        first, last = ppo.policy.mlp_extractor.policy_net[0], ppo.policy.action_net
+        for parameter in (first.weight, first.bias, last.weight, last.bias):
+            parameter.zero_()
+        first.weight[0, 2:] = 1.0
+        last.weight[1, 0] = 1.0
+    ppo.save(home.path / "leaning.zip")
+    return import_checkpoint(home, home.path / "leaning.zip", Provenance(env_id="CartPole-v1", agent_id="sb3/ppo"))
+
+
 def test_a_checkpoint_of_another_trainer_measures_the_expert_score(home, model):
     """With these arguments an episode of CartPole that ends by a fall has a return of -1, whatever its length."""
     wanted = plan(None, policy="random", env_id="CartPole-v1", env_kwargs=KWARGS, score_episodes=2)
-    dataset = collect_dataset(home, replace(wanted, expert_checkpoint=model[1]))
-    assert (dataset.random_score, dataset.expert_score) == (-1.0, -1.0)
+    with pytest.raises(ConfigError, match=r"--expert-checkpoint.*its score -1 is not above the random score -1"):
+        collect_dataset(home, replace(wanted, expert_checkpoint=model[1]))
+    dataset = collect_dataset(home, replace(wanted, env_kwargs=None, expert_checkpoint=_leaning(home, model[0])))
+    assert dataset.expert_score > dataset.random_score > 0
     with pytest.raises(CheckpointError, match="CartPole-v1"):
         collect_dataset(
             home, replace(wanted, dataset_id="b-v0", env_id="Acrobot-v1", env_kwargs=None, expert_checkpoint=model[1])

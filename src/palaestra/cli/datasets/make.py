@@ -16,7 +16,7 @@ from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
-    from palaestra.experience.datasets.import_data import MissingScores
+    from palaestra.experience.datasets.scores import MissingScores
 
 ScoreEpisodesOption = Annotated[
     int | None,
@@ -203,7 +203,7 @@ def download_command(
 
 def _missing_scores(random: float | None, expert: float | None, episodes: int | None, seed: int) -> MissingScores:
     """The scores that the options give to data whose metadata has none."""
-    from palaestra.experience.datasets.import_data import MissingScores
+    from palaestra.experience.datasets.scores import MissingScores
 
     def measure(env_id: str, settings: Mapping[str, Any]) -> float:
         from palaestra.env.make import EnvConfig
