@@ -55,8 +55,27 @@ def test_the_actions_are_those_that_the_library_itself_would_take(home, model):
 
 
 def test_a_name_that_is_neither_run_nor_checkpoint_is_refused(home):
-    with pytest.raises(ConfigError, match="no such run"):
+    with pytest.raises(ConfigError, match=r"--checkpoint = 'nothing': there is no such run or checkpoint.*runs list"):
         find_policy("nothing", home)
+    with pytest.raises(ConfigError, match=r"--expert-checkpoint = 'nothing'.*palaestra checkpoints list"):
+        find_policy("nothing", home, "--expert-checkpoint")
+
+
+def test_a_file_that_is_not_imported_is_refused_with_the_command_that_imports_it(home, tmp_path):
+    (tmp_path / "model.zip").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"Import it and give its id: palaestra checkpoints import /.*model.zip"):
+        find_policy(str(tmp_path / "model.zip"), home)
+
+
+def test_a_checkpoint_directory_of_another_trainer_is_known_by_its_path_or_refused(home, model, monkeypatch, tmp_path):
+    directory = tmp_path / "agent"
+    directory.mkdir()
+    write_json(directory / "manifest.json", {"schema": 1, "kind": "spade_bdi", "files": {}}, durable=False)
+    with pytest.raises(CheckpointError, match=r"was written by 'spade_bdi'.*palaestra checkpoints list"):
+        find_policy(str(directory), home)
+    record = replace(model[1], path=str(directory), format="spade_bdi")
+    monkeypatch.setattr(foreign, "list_checkpoints", lambda home: [record])
+    assert find_policy(str(directory), home) is record
 
 
 def test_a_checkpoint_of_another_environment_is_refused(home, model):
