@@ -92,7 +92,7 @@ def test_without_timeouts_the_limit_of_the_environment_ends_episodes():
         ({"terminals": np.array([0, 0, 0.5, 0, 0, 0])}, "terminals row 2 = 0.5: is neither 0 nor 1"),
         ({"terminals": np.array([0, 0, 1, np.nan, 0, 0])}, "terminals row 3 = nan: is NaN"),
         ({"timeouts": np.array([0, 0, 0, 0, 2, 0])}, "timeouts row 4 = 2: is neither 0 nor 1"),
-        ({"terminals": None}, "has no array 'terminals'"),
+        ({"terminals": None}, "has no array 'terminals'.*layout needs observations, actions, rewards, terminals"),
         ({"rewards": np.zeros((6, 2))}, "is not one number per step"),
         ({"next_observations": np.zeros((6, 5))}, "has another shape than observations"),
         ({"actions": np.array([b"left"] * 6)}, "not an array of numbers"),

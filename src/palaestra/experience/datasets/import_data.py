@@ -106,7 +106,8 @@ def _read_steps(path: Path) -> dict[str, Array]:
         for name in _REQUIRED:
             if not has_link(file, name):
                 held = ", ".join(sorted(map(str, file.keys()))[:10])
-                raise DatasetError("file", str(path), f"has no array {name!r} (it has: {held})", "Check its style")
+                reason = f"has no array {name!r} (it has: {held or 'nothing'})"
+                raise DatasetError("file", str(path), reason, f"D4RL's layout needs {', '.join(_REQUIRED)}")
         names = [*_REQUIRED, *(name for name in ("timeouts", "next_observations") if has_link(file, name))]
         steps = {name: read_array(file, name) for name in names}
     total = len(steps["observations"]) if steps["observations"].ndim else 0
@@ -193,6 +194,9 @@ def import_minari(
     Minari are moved and everything else in the directory is ignored. `DatasetError` if an episode is damaged, or if the
     directory has a manifest that does not fit.
     """
+    if not (directory / DATA / METADATA).is_file():
+        remedy = f"Give the directory of one dataset, with {DATA}/{METADATA} and {DATA}/{MAIN} in it"
+        raise DatasetError("directory", str(directory), f"is no Minari directory: it has no {DATA}/{METADATA}", remedy)
     manifest = None if move else read_manifest(directory)
     if manifest is not None:
         check_digests(directory, manifest)

@@ -35,6 +35,7 @@ from palaestra.processes.memory import check_fits_in_memory, format_bytes, memor
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
 _AGAIN = "Create, import or download it again"
 _SCALARS = {"rewards": np.float32, "terminations": np.bool_, "truncations": np.bool_}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _TOLERANCE = 1e-5
 """How far a continuous action may lie outside its bounds, as a share of their distance."""
 _DISCRETE_RULES = {
@@ -209,18 +210,23 @@ def open_hdf5(path: Path, place: str = "dataset") -> Iterator[Any]:
 
 @contextmanager
 def _hold_interrupts() -> Iterator[None]:
-    """Deliver Ctrl-C after the block. HDF5 calls Python to write, and swallows exceptions that are raised there."""
+    """Deliver signals after the block. HDF5 calls Python to write, and swallows exceptions that are raised there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     held: list[tuple[int, Any]] = []
-    previous = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    # Other handlers raise nothing: the default one, and those outside Python.
+    raising = [number for number in _SIGNALS if callable(signal.getsignal(number))]
+    previous: dict[int, Any] = {
+        number: signal.signal(number, lambda number, frame: held.append((number, frame))) for number in raising
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
-    if held and callable(previous):
-        previous(*held[0])
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if held:
+        previous[held[0][0]](*held[0])
 
 
 class _GuardedFile(io.FileIO):
