@@ -222,7 +222,7 @@ def import_minari(
     if not move:
         _check_files(dataset)
     dataset.load_transitions()
-    added = (scores or MissingScores()).find_for(dataset, settings)
+    added = (scores or MissingScores()).find_for(dataset.env_id, dataset.random_score, dataset.expert_score, settings)
     if is_inside:
         _add_scores(directory, added)
         write_manifest(directory, target, dataset.env_id, facts)

@@ -9,12 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from palaestra.errors import ConfigError, DatasetError
-
-if TYPE_CHECKING:
-    from palaestra.experience.datasets.dataset import Dataset
 
 RANDOM_KEY, EXPERT_KEY = "ref_min_score", "ref_max_score"
 
@@ -82,15 +79,17 @@ class MissingScores:
                 expert_score if self.expert is None else self.expert,
             )
 
-    def find_for(self, dataset: Dataset, settings: Mapping[str, Any]) -> dict[str, float]:
-        """The scores to add to the metadata of a dataset; `ConfigError` for one that it has."""
-        self.check(dataset.random_score, dataset.expert_score)
+    def find_for(
+        self, env_id: str, random_score: float | None, expert_score: float | None, settings: Mapping[str, Any]
+    ) -> dict[str, float]:
+        """The scores to add to metadata with this environment and these scores; `ConfigError` for one that it has."""
+        self.check(random_score, expert_score)
         low = self.random
-        if low is None and dataset.random_score is None and self.measure_random is not None:
-            if not dataset.env_id:
+        if low is None and random_score is None and self.measure_random is not None:
+            if not env_id:
                 remedy = "Give the score with --random-score"
                 raise ConfigError("--score-episodes", None, "the metadata names no environment to measure in", remedy)
-            low = self.measure_random(dataset.env_id, settings)
-            check_scores(low, dataset.expert_score if self.expert is None else self.expert)
+            low = self.measure_random(env_id, settings)
+            check_scores(low, expert_score if self.expert is None else self.expert)
         scores = {RANDOM_KEY: low, EXPERT_KEY: self.expert}
         return {key: score for key, score in scores.items() if score is not None}
