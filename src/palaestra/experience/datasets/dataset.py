@@ -137,11 +137,7 @@ def find_dataset(name: str, root: Path, *, mark_used: bool = True) -> Dataset:
     `DatasetError` if there is none of this name, if it is damaged, or if it has no manifest. `mark_used` makes it the
     last that `datasets prune` removes.
     """
-    directory = _find_directory(name, root)
-    manifest = read_manifest(directory)
-    if manifest is None:
-        remedy = f"Check and adopt it with: palaestra datasets import {directory}"
-        raise DatasetError(_PLACE, name, "has no manifest, so its files cannot be verified", remedy)
+    directory, manifest = _find_manifest(name, root)
     check_digests(directory, manifest)
     dataset = read_dataset(directory, manifest)
     if directory.is_relative_to(root):
@@ -151,6 +147,23 @@ def find_dataset(name: str, root: Path, *, mark_used: bool = True) -> Dataset:
         with contextlib.suppress(OSError):
             os.utime(directory / MANIFEST)
     return dataset
+
+
+def find_unverified(name: str, root: Path) -> Dataset:
+    """A dataset like that of `find_dataset`, from its metadata and manifest alone.
+
+    Its files are not compared with their digests, and it does not count as used.
+    """
+    return read_dataset(*_find_manifest(name, root))
+
+
+def _find_manifest(name: str, root: Path) -> tuple[Path, Manifest]:
+    directory = _find_directory(name, root)
+    manifest = read_manifest(directory)
+    if manifest is None:
+        remedy = f"Check and adopt it with: palaestra datasets import {directory}"
+        raise DatasetError(_PLACE, name, "has no manifest, so its files cannot be verified", remedy)
+    return directory, manifest
 
 
 def _check_place(manifest: Manifest, dataset_id: str) -> None:
