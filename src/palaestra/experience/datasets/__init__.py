@@ -2,6 +2,7 @@
 
     dataset     find, list, open and write datasets
     manifest    ids, digests, verification
+    scores      reference scores and normalised scores
     spaces      supported spaces and their JSON
     storage     episodes in HDF5
     import_data, download, incomplete_downloads, cache     data of others, and the space that datasets take

@@ -35,6 +35,15 @@ from palaestra.processes.memory import check_fits_in_memory, format_bytes, memor
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
 _AGAIN = "Create, import or download it again"
 _SCALARS = {"rewards": np.float32, "terminations": np.bool_, "truncations": np.bool_}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_TOLERANCE = 1e-5
+"""How far a continuous action may lie outside its bounds, as a share of their distance."""
+_DISCRETE_RULES = {
+    "b": ("is neither 0 nor 1", "Give flags"),
+    "i": ("is not an integer", "Check the spaces"),
+    "u": ("is not an integer from 0 to 255", "Check the spaces"),
+}
+"""Reason and remedy by kind of type, for a value that the type cannot hold."""
 _MIN_IMAGE = 32
 _ALWAYS_FITS = 2**24
 """Arrays up to this many bytes are read without asking for the limit of memory, which takes longer than reading."""
@@ -82,6 +91,7 @@ class ArrayLayout:
     def __init__(self, observation_space: Space, action_space: Space) -> None:
         self.observations = observation_leaves(observation_space)
         self.action = action_leaf(action_space)
+        self._action_limits = _action_limits(action_space)
         self.is_dict = isinstance(observation_space, spaces.Dict)
         number = spaces.Box(-np.inf, np.inf)
         self._scalars = [Leaf(name, number, (), np.dtype(dtype)) for name, dtype in _SCALARS.items()]
@@ -97,7 +107,10 @@ class ArrayLayout:
         return [*observations, "actions", *_SCALARS]
 
     def check(self, episode: Episode, place: str) -> list[Array]:
-        """The arrays of an episode in the order of `names`; `DatasetError` about `place` for wrong or NaN values."""
+        """The arrays of an episode in the order of `names`; `DatasetError` about `place` for wrong or NaN values.
+
+        Observations may lie outside the bounds of a `Box`, because those of many environments do.
+        """
         T = len(episode)
         if T == 0:
             raise DatasetError(place, 0, "has no steps", "Leave it out")
@@ -105,13 +118,19 @@ class ArrayLayout:
         for leaf in self.observations:
             name = f"observations[{leaf.name!r}]" if leaf.name else "observations"
             arrays.append(_convert(episode.observations.get(leaf.name), leaf, T + 1, f"{place}.{name}"))
-        arrays.append(_convert(episode.actions, self.action, T, f"{place}.actions"))
+        actions = _convert(episode.actions, self.action, T, f"{place}.actions")
+        if self._action_limits is not None:
+            low, high = self._action_limits
+            reason, remedy = f"is outside {self.action.space}", "Clip it as the environment does, or check the space"
+            _refuse((actions < low) | (actions > high), actions, f"{place}.actions", reason, remedy)
+        arrays.append(actions)
         for leaf, values in zip(self._scalars, (episode.rewards, episode.terminated, episode.truncated), strict=True):
             arrays.append(_convert(values, leaf, T, f"{place}.{leaf.name}"))
         return arrays
 
 
 def _convert(values: Any, leaf: Leaf, length: int, place: str) -> Array:
+    """The values in the type of the leaf; `DatasetError` if one of them is not finite or would be changed."""
     if values is None:
         raise DatasetError(place, None, "is missing", "Record it")
     array = np.asarray(values)
@@ -120,15 +139,50 @@ def _convert(values: Any, leaf: Leaf, length: int, place: str) -> Array:
         raise DatasetError(place, list(array.shape), reason, f"Give {[length, *leaf.shape]}")
     if array.dtype.kind not in "biuf":
         raise DatasetError(place, str(array.dtype), "is not an array of numbers", "Give numbers")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argmin(np.isfinite(array.reshape(length, -1)).all(axis=1)))
-        raise DatasetError(place, f"row {row}", "is NaN or infinite", "Remove the episode")
-    if isinstance(leaf.space, spaces.Discrete | spaces.MultiDiscrete):
-        low = np.asarray(leaf.space.start)
-        high = low + (leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec)
-        if ((array < low) | (array >= high)).any():
-            raise DatasetError(place, int(array.max()), f"a value is outside {leaf.space}", "Check the spaces")
-    return np.ascontiguousarray(array.astype(leaf.dtype))
+    if array.dtype.kind == "f":
+        _refuse(~np.isfinite(array), array, place, "is NaN or infinite", "Remove the episode")
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = np.ascontiguousarray(array, leaf.dtype)
+    if leaf.dtype.kind == "f":
+        _refuse(~np.isfinite(converted), array, place, f"is too large for {leaf.dtype}", "Remove the episode")
+    else:
+        _refuse(converted != array, array, place, *_DISCRETE_RULES[leaf.dtype.kind])
+    if isinstance(leaf.space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
+        low, high = _choices(leaf.space)
+        _refuse((converted < low) | (converted >= high), array, place, f"is outside {leaf.space}", "Check the spaces")
+        if leaf.dtype.kind == "f":
+            _refuse(converted % 1 != 0, array, place, "is neither 0 nor 1", "Check the spaces")
+    return converted
+
+
+def read_flags(values: Array, place: str) -> NDArray[np.bool_]:
+    """The values as booleans; `DatasetError` about `place` if one is neither 0 nor 1."""
+    return _convert(values, Leaf(place, spaces.MultiBinary(1), (), np.dtype(np.bool_)), len(values), place)
+
+
+def _choices(space: spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary) -> tuple[Any, Any]:
+    """The lowest value of each choice, and the one after the highest."""
+    if isinstance(space, spaces.MultiBinary):
+        return 0, 2
+    return space.start, space.start + (space.n if isinstance(space, spaces.Discrete) else space.nvec)
+
+
+def _action_limits(space: Space) -> tuple[Array, Array] | None:
+    """The bounds of continuous actions, widened by what rounding to float32 may add; None for choices."""
+    if not isinstance(space, spaces.Box):
+        return None
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        width = np.where(np.isfinite(high - low), high - low, 1.0)
+        rounding = np.finfo(np.float32).eps
+        return low - _TOLERANCE * width - rounding * abs(low), high + _TOLERANCE * width + rounding * abs(high)
+
+
+def _refuse(is_wrong: Array, values: Array, place: str, reason: str, remedy: str) -> None:
+    """Raise `DatasetError` with the first wrong value and its row."""
+    if is_wrong.any():
+        index = tuple(int(axis[0]) for axis in np.nonzero(is_wrong))
+        raise DatasetError(f"{place} row {index[0]}", values[index].item(), reason, remedy)
 
 
 def import_h5py() -> ModuleType:
@@ -156,18 +210,23 @@ def open_hdf5(path: Path, place: str = "dataset") -> Iterator[Any]:
 
 @contextmanager
 def _hold_interrupts() -> Iterator[None]:
-    """Deliver Ctrl-C after the block. HDF5 calls Python to write, and swallows exceptions that are raised there."""
+    """Deliver signals after the block. HDF5 calls Python to write, and swallows exceptions that are raised there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     held: list[tuple[int, Any]] = []
-    previous = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    # Other handlers raise nothing: the default one, and those outside Python.
+    raising = [number for number in _SIGNALS if callable(signal.getsignal(number))]
+    previous: dict[int, Any] = {
+        number: signal.signal(number, lambda number, frame: held.append((number, frame))) for number in raising
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
-    if held and callable(previous):
-        previous(*held[0])
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if held:
+        previous[held[0][0]](*held[0])
 
 
 class _GuardedFile(io.FileIO):
