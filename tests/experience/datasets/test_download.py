@@ -272,7 +272,7 @@ def test_a_version_that_cannot_be_read_is_refused_before_the_download(tmp_path, 
 
 def test_a_full_disk_is_refused_before_the_download(tmp_path, remote, monkeypatch):
     monkeypatch.setattr(
-        "palaestra.experience.datasets.cache.shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0)
+        "palaestra.experience.datasets.disk_space.shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0)
     )
     with pytest.raises(DatasetError, match="0 B are free"):
         download_dataset(tmp_path / "root", NAME)

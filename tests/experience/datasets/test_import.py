@@ -204,7 +204,7 @@ def full(request, monkeypatch):
         monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "1kB")
         return r"more than PALAESTRA_DATASETS_MAX_SIZE allows \(1.0 kB\)"
     usage = shutil._ntuple_diskusage(1, 1, 0)
-    monkeypatch.setattr("palaestra.experience.datasets.cache.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("palaestra.experience.datasets.disk_space.shutil.disk_usage", lambda path: usage)
     return r"needs about .* on the disk of .*, but 0 B are free.*datasets prune"
 
 

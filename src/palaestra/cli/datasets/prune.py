@@ -40,7 +40,7 @@ def prune_command(
     """
     from palaestra.cli.runs.manage import confirm
     from palaestra.cli.runs.read import query
-    from palaestra.experience.datasets.cache import parse_age, parse_size, read_size_limit, select_expired
+    from palaestra.experience.datasets.disk_space import parse_age, parse_size, read_size_limit, select_expired
     from palaestra.experience.datasets.incomplete_downloads import is_downloading
     from palaestra.runs.datasets import find_users
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from palaestra.config import suggest_name
 from palaestra.errors import DatasetError
+from palaestra.experience.datasets.episodes import ArrayLayout, Episode, TransitionArrays
 from palaestra.experience.datasets.manifest import (
     DATA,
     INDEX,
@@ -34,10 +35,7 @@ from palaestra.experience.datasets.spaces import Space, nest, space_from_json, s
 from palaestra.experience.datasets.storage import (
     MAIN,
     METADATA,
-    ArrayLayout,
-    Episode,
     EpisodeFile,
-    TransitionArrays,
     check_memory,
     import_h5py,
     read_episodes,

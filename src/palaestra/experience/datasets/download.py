@@ -21,8 +21,8 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from palaestra.errors import ConfigError, DatasetError, DownloadFailed
-from palaestra.experience.datasets.cache import check_disk
 from palaestra.experience.datasets.dataset import READABLE_VERSIONS, Dataset, check_new
+from palaestra.experience.datasets.disk_space import check_disk
 from palaestra.experience.datasets.import_data import import_minari
 from palaestra.experience.datasets.incomplete_downloads import delete_download, hold_download
 from palaestra.experience.datasets.manifest import DATA, measure_bytes

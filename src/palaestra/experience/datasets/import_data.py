@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from palaestra.errors import DatasetError
-from palaestra.experience.datasets.cache import check_disk, estimate_bytes
 from palaestra.experience.datasets.dataset import (
     Dataset,
     DatasetFacts,
@@ -28,6 +27,8 @@ from palaestra.experience.datasets.dataset import (
     new_directory,
     read_dataset,
 )
+from palaestra.experience.datasets.disk_space import check_disk, estimate_bytes
+from palaestra.experience.datasets.episodes import ArrayLayout, Episode, read_flags
 from palaestra.experience.datasets.manifest import (
     DATA,
     INDEX,
@@ -40,16 +41,7 @@ from palaestra.experience.datasets.manifest import (
 )
 from palaestra.experience.datasets.scores import MissingScores, check_metadata_scores
 from palaestra.experience.datasets.spaces import Array, nest
-from palaestra.experience.datasets.storage import (
-    MAIN,
-    METADATA,
-    ArrayLayout,
-    Episode,
-    has_link,
-    open_hdf5,
-    read_array,
-    read_flags,
-)
+from palaestra.experience.datasets.storage import MAIN, METADATA, has_link, open_hdf5, read_array
 from palaestra.files.atomic import write_bytes
 from palaestra.files.checkpoint import digest_file
 

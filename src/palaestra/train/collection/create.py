@@ -13,12 +13,13 @@ from palaestra.env.make import EnvConfig, base_env_id, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.experience.datasets import Dataset, Episode, create_dataset, find_dataset
-from palaestra.experience.datasets.cache import check_disk, estimate_bytes
 from palaestra.experience.datasets.dataset import check_new
+from palaestra.experience.datasets.disk_space import check_disk, estimate_bytes
+from palaestra.experience.datasets.episodes import ArrayLayout
 from palaestra.experience.datasets.import_data import ImportReport, import_d4rl
 from palaestra.experience.datasets.scores import check_scores
 from palaestra.experience.datasets.spaces import nest
-from palaestra.experience.datasets.storage import ArrayLayout, import_h5py
+from palaestra.experience.datasets.storage import import_h5py
 from palaestra.files.home import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.train.collection.behaviours import (
