@@ -1,5 +1,6 @@
 """`palaestra datasets` as a user calls it."""
 
+import errno
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from contextlib import closing
 import h5py
 import numpy as np
 import pytest
+from tests.experience.datasets.samples import count_up, make_dataset
 
 from palaestra.files.home import Home
 
@@ -85,7 +87,8 @@ def test_an_expert_is_measured_in_the_environment_of_the_data(palaestra, config)
     words = ("--steps", "50", "--score-episodes", "2", "--expert-checkpoint", run["run_id"], "--json")
     kwargs = ("--env-kwargs", '{"sutton_barto_reward": true}')
     result = palaestra("datasets", "create", "a-v0", "--env", "CartPole-v1", *kwargs, *words)
-    assert json.loads(result.out)["expert_score"] == -1.0, result.err
+    assert result.code == 2
+    assert "its score -1 is not above the random score -1" in result.err
     wrong = palaestra("datasets", "create", "b-v0", "--env", "Acrobot-v1", *words)
     assert wrong.code == 2
     assert "was trained in CartPole-v1, the data comes from Acrobot-v1" in wrong.err
@@ -124,6 +127,19 @@ def test_a_file_keeps_the_arguments_of_its_environment_and_given_scores(palaestr
     dataset = json.loads(result.out)
     assert dataset["about"]["env_kwargs"] == {"g": 1.6}
     assert (dataset["random_score"], dataset["expert_score"]) == (-900, -100)
+
+
+def test_an_expert_score_that_is_not_above_the_random_score_is_refused_with_both(palaestra, tmp_path, root):
+    path = _write_d4rl(tmp_path / "pendulum.hdf5")
+    words = ("datasets", "import", path, "--id", "a-v0", "--env", "Pendulum-v1", "--expert-score", "-2000")
+    given = palaestra(*words, "--random-score", "-900")
+    assert given.code == 2
+    assert "--expert-score = -2000.0: the expert score must be above the random score, which is -900." in given.err
+    measured = palaestra(*words, "--score-episodes", "1")
+    assert (measured.code, "must be above the random score, which is -" in measured.err) == (2, True)
+    created = palaestra(*CREATE, "--expert-score", "3")
+    assert (created.code, "--expert-score = 3.0: the expert score must be above" in created.err) == (2, True)
+    assert not root.exists()
 
 
 def test_a_directory_of_minari_is_adopted(palaestra, root):
@@ -243,7 +259,15 @@ def test_a_dataset_of_a_queued_run_is_not_removed(palaestra, made, root, home):
         (("create", "a-v0", "--env", "CartPole-v1", "--steps", "9", "--env-kwargs", "[1]"), "is not a JSON object"),
         (("create", "a-v0", "--env", "CartPole-v1", "--steps", "9", "--env-kwargs", '{"mass": 1}'), "env.kwargs"),
         (("create", "a-v0", "--env", "CartPole-v1", "--steps", "10", "--seed", "-1"), "--seed = -1"),
-        (("create", "a-v0", "--env", "CartPole-v1", "--steps", "10", "--checkpoint", "none"), "no such run"),
+        (("create", "a-v0", "--env", "CartPole-v1", "--steps", "10", "--checkpoint", "none"), "--checkpoint = 'none'"),
+        (
+            ("create", "a-v0", "--env", "CartPole-v1", "--steps", "9", "--expert-checkpoint", "none"),
+            "--expert-checkpoint = 'none': there is no such run or checkpoint.*palaestra runs list",
+        ),
+        (
+            ("create", "a-v0", "--env", "CartPole-v1", "--steps", "9", "--env-kwargs", '{"render_mode": "human"}'),
+            "Leave render_mode out",
+        ),
         (("create", "a-v0", "--env", "CartPole-v1", "--steps", "10", "--policy", "os:getcwd"), "getcwd"),
         (("create", "a-v0", "--env", "CartPole-v1", "--steps", str(10**13)), "on the disk of"),
         (("show", "nothing-v0"), "there is none of this name"),
@@ -253,11 +277,12 @@ def test_a_dataset_of_a_queued_run_is_not_removed(palaestra, made, root, home):
         (("import", "missing.hdf5", "--id", "a-v0", "--env", "CartPole-v1"), "is not a file"),
         (("import", "missing.hdf5"), "--id"),
         (("import", ".", "--env", "CartPole-v1"), "--env"),
-        (("import", "."), "metadata.json cannot be read"),
+        (("import", "."), "is no Minari directory: it has no data/metadata.json"),
         (("prune",), "nothing to remove is given"),
         (("prune", "--max-size", "lots"), "is not a size"),
         (("prune", "--older-than", "-3d"), "is not an age"),
-        (("prune", "a-v0", "--max-size", "1GB"), "nothing to remove is given|Give datasets"),
+        (("prune", "a-v0", "--max-size", "1GB"), "--max-size = '1GB': datasets are named too .a-v0.*not both"),
+        (("prune", "a-v0", "--older-than", "3d", "-y"), "--older-than = '3d': datasets are named too"),
         (("prune", "../x-v0", "--yes"), "there is none of this name"),
         (("download", "../x-v0"), "is not a dataset id"),
     ],
@@ -273,7 +298,28 @@ def test_bad_input_is_one_line_and_exit_code_2_and_writes_nothing(palaestra, roo
     assert not root.exists() or not any(root.rglob("*"))
 
 
-def test_an_interrupt_while_collecting_leaves_nothing(tmp_path, root):
+def test_data_of_an_unknown_environment_is_described_in_words(palaestra, tmp_path):
+    dataset = make_dataset(tmp_path / "elsewhere", episodes=[count_up(1)], env_id="")
+    result = palaestra("datasets", "import", dataset.path)
+    assert "count/up-v0 imported: 1 step in 1 episode of an unknown environment; random score" in result.out
+
+
+def test_a_full_disk_is_one_message_with_a_remedy(palaestra, root, monkeypatch):
+    def fail(self, episode):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "main_data.hdf5")
+
+    monkeypatch.setattr("palaestra.experience.datasets.dataset.DatasetWriter.add", fail)
+    result = palaestra(*CREATE)
+    assert (result.code, result.err.count("\n")) == (1, 1)
+    assert (
+        "No space left on device: 'main_data.hdf5'. Free space, for example with: palaestra datasets prune"
+        in result.err
+    )
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
+def test_an_interrupt_while_collecting_leaves_nothing(tmp_path, root, name):
     """The process interrupts itself after its fifth episode."""
     words = ["datasets", "create", "a/b-v0", "--env", "CartPole-v1", "--steps", "1000000"]
     (root / "keep").mkdir(parents=True)
@@ -285,7 +331,7 @@ def test_an_interrupt_while_collecting_leaves_nothing(tmp_path, root):
         "def interrupt(self, episode):\n"
         "    add(self, episode)\n"
         "    if self.num_episodes == 5:\n"
-        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        f"        os.kill(os.getpid(), signal.{name})\n"
         "DatasetWriter.add = interrupt\n"
         f"sys.argv = ['palaestra', *{words!r}]\n"
         "main()"

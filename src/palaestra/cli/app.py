@@ -6,6 +6,7 @@ stdout; progress and notices go to stderr.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import sys
@@ -212,6 +213,13 @@ def _removed_working_directory(error: OSError) -> ConfigError | None:
     return None
 
 
+def _suggest_space(error: OSError) -> str:
+    """What to do about a full disk or quota; empty for other errors."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return ""
+    return ". Free space, for example with: palaestra datasets prune, or set PALAESTRA_HOME to another disk."
+
+
 def _print_usage_error(error: Any, words: Sequence[str]) -> int:
     """Print a usage error of typer on one line; returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -261,7 +269,7 @@ def main() -> None:
         sys.stderr.close()
         sys.exit(1)
     except OSError as error:  # after its subclass BrokenPipeError
-        _print_error(str(_removed_working_directory(error) or error), error)
+        _print_error(f"{_removed_working_directory(error) or error}{_suggest_space(error)}", error)
         sys.exit(1)
     except MemoryError as error:
         _print_error(f"out of memory ({error}). Use fewer environments or shorter rollouts.", error)

@@ -120,7 +120,7 @@ def eval_command(
 
 def _score_facts(path: Path, evaluation: Evaluation) -> dict[str, Any]:
     """The normalised score, if the checkpoint was trained on a dataset with reference scores."""
-    from palaestra.experience.datasets.dataset import normalize_score
+    from palaestra.experience.datasets.scores import normalize_score
 
     dataset = (read_state(path) or {}).get("about", {}).get("dataset") or {}
     score = normalize_score(evaluation.mean_return, dataset.get("random_score"), dataset.get("expert_score"))

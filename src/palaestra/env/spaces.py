@@ -148,6 +148,13 @@ class ActionLayout:
         """A copy of a batch in the dtype of the action space."""
         return action.astype(self.native_dtype)
 
+    def clip(self, action: Array) -> Array:
+        """A batch with continuous actions clipped to the bounds of the space; other actions stay as they are."""
+        if not isinstance(self.space, spaces.Box):
+            return action
+        clipped: Array = np.clip(action, self.space.low, self.space.high)
+        return clipped
+
     def read_mask(self, mask: Any) -> Flags:
         """An `info["action_mask"]` as one flat array; `ValueError` for a wrong length."""
         parts = mask if isinstance(mask, tuple | list) else (mask,)

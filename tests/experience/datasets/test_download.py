@@ -16,8 +16,8 @@ from tests.experience.datasets.samples import count_up, make_dataset
 from palaestra.errors import ConfigError, DatasetError, DownloadFailed
 from palaestra.experience.datasets import find_dataset, list_datasets
 from palaestra.experience.datasets.download import download_dataset
-from palaestra.experience.datasets.import_data import MissingScores
 from palaestra.experience.datasets.incomplete_downloads import hold_download, list_downloads
+from palaestra.experience.datasets.scores import MissingScores
 
 remotes = pytest.importorskip("minari.storage.remotes")
 NAME = "count/up-v0"
@@ -272,7 +272,7 @@ def test_a_version_that_cannot_be_read_is_refused_before_the_download(tmp_path, 
 
 def test_a_full_disk_is_refused_before_the_download(tmp_path, remote, monkeypatch):
     monkeypatch.setattr(
-        "palaestra.experience.datasets.cache.shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0)
+        "palaestra.experience.datasets.disk_space.shutil.disk_usage", lambda path: shutil._ntuple_diskusage(1, 1, 0)
     )
     with pytest.raises(DatasetError, match="0 B are free"):
         download_dataset(tmp_path / "root", NAME)
@@ -289,6 +289,16 @@ def test_a_score_that_the_remote_has_is_refused_before_the_download(tmp_path, re
     metadata.write_text(json.dumps(json.loads(metadata.read_text()) | {"ref_max_score": 4.0}))
     with pytest.raises(ConfigError, match=r"--expert-score = 5.0: the metadata of the dataset says 4"):
         download_dataset(tmp_path / "root", NAME, scores=MissingScores(expert=5.0))
+    assert DirectoryRemote.calls == []
+
+
+def test_reference_scores_of_the_remote_that_make_no_sense_are_refused_before_the_download(tmp_path, remote):
+    metadata = remote / "data" / "metadata.json"
+    original = json.loads(metadata.read_text())
+    for scores in ({"ref_max_score": float("nan")}, {"ref_min_score": 5.0, "ref_max_score": 4.0}):
+        metadata.write_text(json.dumps(original | scores))
+        with pytest.raises(DatasetError, match=r"ref_max_score = .*Get it with `minari download count/up-v0`"):
+            download_dataset(tmp_path / "root", NAME)
     assert DirectoryRemote.calls == []
 
 

@@ -2,16 +2,18 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import h5py
 import numpy as np
 import pytest
 from gymnasium import spaces
-from tests.experience.datasets.samples import BOX, CHOICES, make_dataset
+from tests.experience.datasets.samples import BOX, CHOICES, count_up, make_dataset
 
 from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.datasets import DatasetFacts, find_dataset, list_datasets
-from palaestra.experience.datasets.import_data import MissingScores, import_d4rl, import_minari, split_episodes
+from palaestra.experience.datasets.import_data import import_d4rl, import_minari, split_episodes
+from palaestra.experience.datasets.scores import MissingScores
 
 FACTS = DatasetFacts(dataset_id="d4rl/line-v0", env_id="Line-v0", observation_space=BOX, action_space=CHOICES)
 
@@ -80,11 +82,17 @@ def test_without_timeouts_the_limit_of_the_environment_ends_episodes():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rewards": np.full(6, np.nan, np.float32)}, r"episode 0.rewards = 'row 0'.*NaN"),
+        ({"rewards": np.full(6, np.nan, np.float32)}, r"episode 0.rewards row 0 = nan: is NaN"),
         ({"observations": np.zeros((6, 3), np.float32)}, r"episode 0.observations.*Give \[4, 2\]"),
         ({"actions": np.arange(5)}, r"actions = \[5\]: has 5 rows, but observations has 6"),
-        ({"actions": np.full(6, 7)}, r"a value is outside Discrete\(3\)"),
-        ({"terminals": None}, "has no array 'terminals'"),
+        ({"actions": np.array([0, 1, 7, 0, 0, 9])}, r"episode 0.actions row 2 = 7: is outside Discrete\(3\)"),
+        ({"actions": np.array([0, 1, 2, 0, 0.7, 1])}, r"episode 1.actions row 1 = 0.7: is not an integer"),
+        ({"observations": np.full((6, 2), 1e300)}, r"episode 0.observations row 0 = 1e\+300: is too large for float32"),
+        ({"rewards": np.array([0, 0, 0, 0, 1e39, 0])}, r"episode 1.rewards row 1 = 1e\+39: is too large"),
+        ({"terminals": np.array([0, 0, 0.5, 0, 0, 0])}, "terminals row 2 = 0.5: is neither 0 nor 1"),
+        ({"terminals": np.array([0, 0, 1, np.nan, 0, 0])}, "terminals row 3 = nan: is NaN"),
+        ({"timeouts": np.array([0, 0, 0, 0, 2, 0])}, "timeouts row 4 = 2: is neither 0 nor 1"),
+        ({"terminals": None}, "has no array 'terminals'.*layout needs observations, actions, rewards, terminals"),
         ({"rewards": np.zeros((6, 2))}, "is not one number per step"),
         ({"next_observations": np.zeros((6, 5))}, "has another shape than observations"),
         ({"actions": np.array([b"left"] * 6)}, "not an array of numbers"),
@@ -97,6 +105,37 @@ def test_a_file_whose_arrays_disagree_is_refused_and_leaves_nothing(tmp_path, ch
     with pytest.raises(DatasetError, match=message):
         import_d4rl(tmp_path / "root", path, FACTS)
     assert not (tmp_path / "root").exists()
+
+
+TORQUE = replace(FACTS, action_space=spaces.Box(-2.0, 2.0, (1,), np.float32))
+
+
+def test_a_continuous_action_outside_the_bounds_is_refused_with_its_value_and_row(tmp_path):
+    actions = np.zeros((6, 1))
+    actions[4] = 9
+    path = write(tmp_path / "line.hdf5", steps(actions=actions))
+    with pytest.raises(DatasetError, match=r"episode 1.actions row 1 = 9.0: is outside Box\(-2.0, 2.0"):
+        import_d4rl(tmp_path / "root", path, TORQUE)
+    assert not (tmp_path / "root").exists()
+
+
+def test_rounding_errors_of_actions_and_observations_outside_their_box_are_accepted(tmp_path):
+    far = steps()["observations"] + 50  # the space ends at 10
+    path = write(tmp_path / "line.hdf5", steps(actions=np.full((6, 1), 2.00003), observations=far))
+    arrays = import_d4rl(tmp_path / "root", path, TORQUE).dataset.load_transitions()
+    assert arrays.observation[0, 0] == 50
+    half = replace(FACTS, action_space=spaces.Box(0.0, np.inf, (1,), np.float32), dataset_id="half-v0")
+    import_d4rl(tmp_path / "root", path, half)
+
+
+def test_an_image_with_values_that_a_byte_cannot_hold_is_refused(tmp_path):
+    images = replace(FACTS, observation_space=spaces.Box(0, 255, (2,), np.uint8))
+    for value in (300.0, -1.0, 0.5):
+        path = write(tmp_path / "line.hdf5", steps(observations=np.full((6, 2), value)))
+        with pytest.raises(DatasetError, match=f"observations row 0 = {value}: is not an integer from 0 to 255"):
+            import_d4rl(tmp_path / "root", path, images)
+    path = write(tmp_path / "line.hdf5", steps(observations=np.full((6, 2), 255.0)))
+    assert import_d4rl(tmp_path / "root", path, images).dataset.load_transitions().observation.dtype == np.uint8
 
 
 def test_a_column_of_one_number_is_accepted(tmp_path):
@@ -165,7 +204,7 @@ def full(request, monkeypatch):
         monkeypatch.setenv("PALAESTRA_DATASETS_MAX_SIZE", "1kB")
         return r"more than PALAESTRA_DATASETS_MAX_SIZE allows \(1.0 kB\)"
     usage = shutil._ntuple_diskusage(1, 1, 0)
-    monkeypatch.setattr("palaestra.experience.datasets.cache.shutil.disk_usage", lambda path: usage)
+    monkeypatch.setattr("palaestra.experience.datasets.disk_space.shutil.disk_usage", lambda path: usage)
     return r"needs about .* on the disk of .*, but 0 B are free.*datasets prune"
 
 
@@ -241,13 +280,32 @@ def test_episodes_that_do_not_add_up_to_the_metadata_are_refused(tmp_path, their
 def test_an_episode_with_nan_or_a_link_is_refused(tmp_path, theirs):
     with h5py.File(theirs / "data" / "main_data.hdf5", "a") as file:
         file["episode_1/rewards"][0] = np.nan
-    with pytest.raises(DatasetError, match=r"episode 1.rewards = 'row 0'.*NaN"):
+    with pytest.raises(DatasetError, match=r"episode 1.rewards row 0 = nan: is NaN"):
         import_minari(tmp_path / "root", theirs)
     with h5py.File(theirs / "data" / "main_data.hdf5", "a") as file:
         del file["episode_1"]
         file["episode_1"] = h5py.SoftLink("/episode_0")
     with pytest.raises(DatasetError, match="episode_1 is a link"):
         import_minari(tmp_path / "root", theirs)
+
+
+def test_a_directory_of_minari_with_impossible_actions_or_flags_is_refused(tmp_path):
+    torque = spaces.Box(-2.0, 2.0, (1,), np.float32)
+    episodes = [replace(count_up(3), actions=np.zeros((3, 1)))]
+    main = make_dataset(tmp_path / "elsewhere", episodes=episodes, action_space=torque).path / "data" / "main_data.hdf5"
+    for name in ("manifest.json", "index.npy"):
+        (main.parent.parent / name).unlink()
+    with h5py.File(main, "a") as file:
+        file["episode_0/actions"][1] = 55
+    with pytest.raises(DatasetError, match=r"episode 0.actions row 1 = 55.0: is outside Box"):
+        import_minari(tmp_path / "root", main.parent.parent)
+    with h5py.File(main, "a") as file:
+        file["episode_0/actions"][1] = 0
+        del file["episode_0/terminations"]
+        file["episode_0/terminations"] = np.array([0, 0.5, 1])
+    with pytest.raises(DatasetError, match=r"episode 0.terminations row 1 = 0.5: is neither 0 nor 1"):
+        import_minari(tmp_path / "root", main.parent.parent)
+    assert not (tmp_path / "root").exists()
 
 
 def test_a_file_that_does_not_belong_there_is_refused(tmp_path, theirs):
@@ -306,3 +364,51 @@ def test_a_dataset_of_another_machine_gets_a_score_and_keeps_how_it_was_made(tmp
     scored = import_minari(tmp_path / "root", dataset.path, scores=MissingScores(expert=5.0))
     assert (scored.expert_score, scored.about) == (5.0, dataset.about)
     assert scored.load_transitions().reward.tolist() == dataset.load_transitions().reward.tolist()
+
+
+def _with_metadata(path, **changes):
+    metadata = path / "data" / "metadata.json"
+    metadata.write_text(json.dumps(json.loads(metadata.read_text()) | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ref_max_score": float("nan")}, r"ref_max_score = nan: is not a finite number. Correct or remove it"),
+        ({"ref_min_score": "low"}, r"ref_min_score = 'low': is not a finite number"),
+        ({"ref_min_score": True}, r"ref_min_score = True: is not a finite number"),
+        ({"ref_min_score": 5.0, "ref_max_score": 4.0}, r"ref_max_score = 4.0: .*above the random score, which is 5"),
+    ],
+)
+def test_reference_scores_of_the_metadata_that_make_no_sense_are_refused(tmp_path, theirs, changes, message):
+    _with_metadata(theirs, **changes)
+    with pytest.raises(DatasetError, match=message):
+        import_minari(tmp_path / "root", theirs)
+    assert not (tmp_path / "root").exists()
+
+
+def test_an_expert_score_that_is_not_above_the_random_score_is_refused_with_both(tmp_path, theirs):
+    message = r"--expert-score = 1.0: .*above the random score, which is 1\."
+    with pytest.raises(ConfigError, match=message):
+        import_minari(tmp_path / "root", theirs, scores=MissingScores(random=1.0, expert=1.0))
+    measured = MissingScores(expert=1.0, measure_random=lambda *words: 1.0)
+    _with_metadata(theirs, env_spec=json.dumps({"id": "Count-v0"}))
+    with pytest.raises(ConfigError, match=message):
+        import_minari(tmp_path / "root", theirs, scores=measured)
+    _with_metadata(theirs, ref_min_score=1.0)
+    with pytest.raises(ConfigError, match=message):
+        import_minari(tmp_path / "root", theirs, scores=MissingScores(expert=1.0))
+    assert not (tmp_path / "root").exists()
+
+
+def test_a_null_score_is_unknown(tmp_path, theirs):
+    _with_metadata(theirs, ref_min_score=None, ref_max_score=4.0)
+    dataset = import_minari(tmp_path / "root", theirs)
+    assert (dataset.random_score, dataset.expert_score) == (None, 4.0)
+
+
+def test_an_existing_dataset_whose_scores_make_no_sense_is_used_without_normalised_scores(tmp_path):
+    dataset = make_dataset(tmp_path / "elsewhere", random_score=5.0, expert_score=4.0)
+    assert import_minari(tmp_path / "root", dataset.path).normalized_score(4.5) is None
+    odd = make_dataset(tmp_path / "odd", random_score=1.0, expert_score=float("nan"))
+    assert (odd.expert_score, odd.normalized_score(4.5)) == (None, None)

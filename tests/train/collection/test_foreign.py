@@ -4,13 +4,18 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import stable_baselines3 as sb3
+import torch
+from gymnasium import spaces
 
+from palaestra.env.make import EnvConfig
 from palaestra.errors import CheckpointError, ConfigError, ConsentRequired
 from palaestra.files.atomic import write_json
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.import_checkpoint import Provenance, import_checkpoint
+from palaestra.runs.play.protocol import Message
 from palaestra.runs.runner import PolicyPlan, RunnerCapabilities
 from palaestra.train.collection import foreign
 from palaestra.train.collection.collect import Amount
@@ -50,8 +55,27 @@ def test_the_actions_are_those_that_the_library_itself_would_take(home, model):
 
 
 def test_a_name_that_is_neither_run_nor_checkpoint_is_refused(home):
-    with pytest.raises(ConfigError, match="no such run"):
+    with pytest.raises(ConfigError, match=r"--checkpoint = 'nothing': there is no such run or checkpoint.*runs list"):
         find_policy("nothing", home)
+    with pytest.raises(ConfigError, match=r"--expert-checkpoint = 'nothing'.*palaestra checkpoints list"):
+        find_policy("nothing", home, "--expert-checkpoint")
+
+
+def test_a_file_that_is_not_imported_is_refused_with_the_command_that_imports_it(home, tmp_path):
+    (tmp_path / "model.zip").write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"Import it and give its id: palaestra checkpoints import /.*model.zip"):
+        find_policy(str(tmp_path / "model.zip"), home)
+
+
+def test_a_checkpoint_directory_of_another_trainer_is_known_by_its_path_or_refused(home, model, monkeypatch, tmp_path):
+    directory = tmp_path / "agent"
+    directory.mkdir()
+    write_json(directory / "manifest.json", {"schema": 1, "kind": "spade_bdi", "files": {}}, durable=False)
+    with pytest.raises(CheckpointError, match=r"was written by 'spade_bdi'.*palaestra checkpoints list"):
+        find_policy(str(directory), home)
+    record = replace(model[1], path=str(directory), format="spade_bdi")
+    monkeypatch.setattr(foreign, "list_checkpoints", lambda home: [record])
+    assert find_policy(str(directory), home) is record
 
 
 def test_a_checkpoint_of_another_environment_is_refused(home, model):
@@ -104,11 +128,25 @@ def test_arguments_are_used_without_naming_the_environment_again(home, model):
     assert dataset.load_transitions().reward[0] == 0
 
 
+def _leaning(home, ppo):
+    """The record of a policy that pushes the cart towards the side to which the pole falls."""
+    with torch.no_grad():
+        first, last = ppo.policy.mlp_extractor.policy_net[0], ppo.policy.action_net
+        for parameter in (first.weight, first.bias, last.weight, last.bias):
+            parameter.zero_()
+        first.weight[0, 2:] = 1.0
+        last.weight[1, 0] = 1.0
+    ppo.save(home.path / "leaning.zip")
+    return import_checkpoint(home, home.path / "leaning.zip", Provenance(env_id="CartPole-v1", agent_id="sb3/ppo"))
+
+
 def test_a_checkpoint_of_another_trainer_measures_the_expert_score(home, model):
     """With these arguments an episode of CartPole that ends by a fall has a return of -1, whatever its length."""
     wanted = plan(None, policy="random", env_id="CartPole-v1", env_kwargs=KWARGS, score_episodes=2)
-    dataset = collect_dataset(home, replace(wanted, expert_checkpoint=model[1]))
-    assert (dataset.random_score, dataset.expert_score) == (-1.0, -1.0)
+    with pytest.raises(ConfigError, match=r"--expert-checkpoint.*its score -1 is not above the random score -1"):
+        collect_dataset(home, replace(wanted, expert_checkpoint=model[1]))
+    dataset = collect_dataset(home, replace(wanted, env_kwargs=None, expert_checkpoint=_leaning(home, model[0])))
+    assert dataset.expert_score > dataset.random_score > 0
     with pytest.raises(CheckpointError, match="CartPole-v1"):
         collect_dataset(
             home, replace(wanted, dataset_id="b-v0", env_id="Acrobot-v1", env_kwargs=None, expert_checkpoint=model[1])
@@ -183,3 +221,25 @@ def test_a_process_that_dies_is_an_error_and_leaves_nothing(home, model, monkeyp
     with pytest.raises(CheckpointError, match="was ended by signal 9"):
         collect_dataset(home, plan(model[1]))
     assert not home.datasets.exists()
+
+
+class Overshooting:
+    """The process of a policy that always answers with 9."""
+
+    def __init__(self, command):
+        self._answers = [Message({"type": "ready"})]
+
+    def ask(self, observation):
+        self._answers.append(Message({"type": "action", "action": [9.0]}))
+
+    def read(self):
+        return [self._answers.pop()]
+
+
+def test_actions_of_another_trainer_are_clipped_to_the_bounds_as_in_a_play(home, model, monkeypatch):
+    use(monkeypatch, Prepared("exit 3"))
+    monkeypatch.setattr(foreign, "PolicyProcess", Overshooting)
+    env, torque = EnvConfig(id="CartPole-v1"), spaces.Box(-2.0, 2.0, (1,), np.float32)
+    behaviour = foreign.ForeignBehaviour(model[1], home, env, torque, deterministic=True, trust=False)
+    actions = behaviour.act(np.zeros((2, 4), np.float32), None, np.random.default_rng(0))
+    assert actions.tolist() == [[2.0], [2.0]]

@@ -120,3 +120,14 @@ def test_the_arguments_of_recorded_episodes_cannot_be_changed_afterwards(home):
     play(home, "one")
     with pytest.raises(ConfigError, match=r"--env-kwargs.*recorded episodes have the arguments"):
         collect(home, ["one"], env_kwargs={"sutton_barto_reward": True})
+
+
+def test_an_action_beyond_the_bounds_is_stored_as_it_was_performed(home):
+    """A play records the torque that was asked for, and performs it clipped."""
+    facts = record("one", env_id="Pendulum-v1")
+    writer = EpisodeWriter(new_episode_directory(home, "one"), facts)
+    for step, torque in enumerate((None, 1.5, 9.0, -9.0)):
+        report = StepReport(episode=1, step=step, action=None if torque is None else [torque], actor="human")
+        writer.add(report, b"", {"": np.zeros(3, np.float32)})
+    writer.finish("truncated", 10.0)
+    assert collect(home, ["one"]).load_transitions().action.tolist() == [[1.5], [2.0], [-2.0]]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +18,7 @@ from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
-    from palaestra.experience.datasets.import_data import MissingScores
+    from palaestra.experience.datasets.scores import MissingScores
 
 ScoreEpisodesOption = Annotated[
     int | None,
@@ -95,7 +97,7 @@ def create_command(
         env_id=env,
         env_kwargs=_parse_kwargs(env_kwargs),
         policy=policy or ("" if checkpoint or recorded else "random"),
-        checkpoint=find_policy(checkpoint, home) if checkpoint else None,
+        checkpoint=find_policy(checkpoint, home, "--checkpoint") if checkpoint else None,
         recordings=recordings,
         trust=trust,
         deterministic=not stochastic,
@@ -103,13 +105,27 @@ def create_command(
         random_share=random_share,
         seed=seed,
         score_episodes=score_episodes,
-        expert_checkpoint=find_policy(expert_checkpoint, home) if expert_checkpoint else None,
+        expert_checkpoint=find_policy(expert_checkpoint, home, "--expert-checkpoint") if expert_checkpoint else None,
         expert_score=expert_score,
     )
     unit, total = ("steps", amount.steps) if amount.steps else ("episodes", amount.episodes)
-    with show_progress("collecting", unit) as update:
+    with stop_on_signals(), show_progress("collecting", unit) as update:
         dataset = collect_dataset(home, plan, lambda steps, n: update(steps if unit == "steps" else n, total or 0))
     print_result(dataset, as_json, "created")
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Treat SIGTERM and SIGHUP like Ctrl-C in the block, so that nothing is left behind; exit code 130."""
+    wanted = (signal.SIGTERM, signal.SIGHUP)
+    # An ignored signal (nohup) stays ignored.
+    caught = [number for number in wanted if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in caught}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _parse_kwargs(text: str) -> dict[str, Any] | None:
@@ -124,6 +140,9 @@ def _parse_kwargs(text: str) -> dict[str, Any] | None:
     except ValueError as error:
         example = 'Write for example {"map_name": "8x8"}'
         raise ConfigError("--env-kwargs", text, f"is not a JSON object ({error})", example) from None
+    if "render_mode" in kwargs:
+        reason = "render_mode opens a window or draws pictures, which no dataset holds"
+        raise ConfigError("--env-kwargs", text, reason, "Leave render_mode out")
     return kwargs
 
 
@@ -152,7 +171,9 @@ def import_command(
             if value:
                 raise ConfigError(place, value, "the metadata of a Minari directory has it", "Leave it out")
         scores = _missing_scores(random_score, expert_score, score_episodes, seed)
-        print_result(import_minari(root, source, dataset_id, scores=scores), as_json, "imported")
+        with stop_on_signals():
+            dataset = import_minari(root, source, dataset_id, scores=scores)
+        print_result(dataset, as_json, "imported")
         return
     if not dataset_id or not env:
         missing = "--env" if dataset_id else "--id"
@@ -162,16 +183,17 @@ def import_command(
     from palaestra.env.make import EnvConfig
     from palaestra.train.collection.create import import_file
 
-    report = import_file(
-        root,
-        source,
-        dataset_id,
-        EnvConfig(id=env, kwargs=kwargs or {}),
-        seed=seed,
-        score_episodes=20 if score_episodes is None else score_episodes,
-        random_score=random_score,
-        expert_score=expert_score,
-    )
+    with stop_on_signals():
+        report = import_file(
+            root,
+            source,
+            dataset_id,
+            EnvConfig(id=env, kwargs=kwargs or {}),
+            seed=seed,
+            score_episodes=20 if score_episodes is None else score_episodes,
+            random_score=random_score,
+            expert_score=expert_score,
+        )
     if as_json:
         counts = {"steps_read": report.steps_read, "steps_dropped": report.steps_dropped}
         print_json(describe_dataset(report.dataset) | counts)
@@ -196,14 +218,14 @@ def download_command(
     from palaestra.experience.datasets.download import download_dataset
 
     scores = _missing_scores(random_score, expert_score, score_episodes, seed=0)
-    with show_progress(f"downloading {dataset_id}", "bytes") as update:
+    with stop_on_signals(), show_progress(f"downloading {dataset_id}", "bytes") as update:
         dataset = download_dataset(Home.default().datasets, dataset_id, report=update, scores=scores)
     print_result(dataset, as_json, "downloaded")
 
 
 def _missing_scores(random: float | None, expert: float | None, episodes: int | None, seed: int) -> MissingScores:
     """The scores that the options give to data whose metadata has none."""
-    from palaestra.experience.datasets.import_data import MissingScores
+    from palaestra.experience.datasets.scores import MissingScores
 
     def measure(env_id: str, settings: Mapping[str, Any]) -> float:
         from palaestra.env.make import EnvConfig

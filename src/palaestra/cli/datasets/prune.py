@@ -40,14 +40,19 @@ def prune_command(
     """
     from palaestra.cli.runs.manage import confirm
     from palaestra.cli.runs.read import query
-    from palaestra.experience.datasets.cache import parse_age, parse_size, read_size_limit, select_expired
+    from palaestra.experience.datasets.disk_space import parse_age, parse_size, read_size_limit, select_expired
     from palaestra.experience.datasets.incomplete_downloads import is_downloading
     from palaestra.runs.datasets import find_users
 
     root = Home.default().datasets
     size_limit = parse_size(max_size, "--max-size") if max_size else None if names else read_size_limit()
     age_limit = parse_age(older_than, "--older-than") if older_than else None
-    if bool(names) == (size_limit is not None or age_limit is not None):
+    if names and (max_size or older_than):
+        option, limit = ("--max-size", max_size) if max_size else ("--older-than", older_than)
+        raise ConfigError(
+            option, limit, f"datasets are named too ({', '.join(names)})", "Give names or limits, not both"
+        )
+    if not names and size_limit is None and age_limit is None:
         remedy = "Give datasets, or --max-size or --older-than, or set PALAESTRA_DATASETS_MAX_SIZE"
         raise ConfigError("datasets prune", names or [], "nothing to remove is given", remedy)
     rows = list_rows(root)

@@ -124,9 +124,14 @@ def print_result(dataset: Dataset, as_json: bool, verb: str) -> None:
     if as_json:
         print_json(describe_dataset(dataset))
         return
-    amounts = f"{dataset.total_steps:,} steps in {dataset.total_episodes:,} episodes of {dataset.env_id}"
+    amounts = f"{_count(dataset.total_steps, 'step')} in {_count(dataset.total_episodes, 'episode')}"
+    amounts += f" of {dataset.env_id or 'an unknown environment'}"
     scores = f"random score {_format_score(dataset.random_score)}, expert score {_format_score(dataset.expert_score)}"
     print(sanitize_line(f"{dataset.dataset_id} {verb}: {amounts}; {scores}"))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def describe_dataset(dataset: Dataset) -> dict[str, Any]:

@@ -1,10 +1,14 @@
 """Datasets to learn from without an environment: Minari's layout on disk, verified by a manifest of SHA-256 digests.
 
-    dataset     find, list, open and write datasets
-    manifest    ids, digests, verification
-    spaces      supported spaces and their JSON
-    storage     episodes in HDF5
-    import_data, download, incomplete_downloads, cache     data of others, and the space that datasets take
+    dataset                 find, list, open and write datasets
+    episodes                arrays in memory, and the check of their values
+    storage                 episodes in HDF5
+    spaces                  supported spaces and their JSON
+    manifest                ids, digests, verification
+    scores                  reference scores and normalised scores
+    import_data, download   data of others
+    incomplete_downloads    downloads that were interrupted
+    disk_space              limit, check before writing, what to remove
 
 Free of torch, so that the run service can list and check datasets. h5py is imported when data is read or written.
 """
@@ -23,7 +27,7 @@ if TYPE_CHECKING:
         find_dataset,
         list_datasets,
     )
-    from palaestra.experience.datasets.storage import Episode, TransitionArrays
+    from palaestra.experience.datasets.episodes import Episode, TransitionArrays
 
 __all__ = [
     "Dataset",
@@ -43,8 +47,8 @@ __getattr__, __dir__ = lazy_attributes(
         "Dataset": "dataset",
         "DatasetFacts": "dataset",
         "DatasetSummary": "dataset",
-        "Episode": "storage",
-        "TransitionArrays": "storage",
+        "Episode": "episodes",
+        "TransitionArrays": "episodes",
         "create_dataset": "dataset",
         "delete_dataset": "dataset",
         "find_dataset": "dataset",

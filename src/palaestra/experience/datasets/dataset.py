@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 from palaestra.config import suggest_name
 from palaestra.errors import DatasetError
+from palaestra.experience.datasets.episodes import ArrayLayout, Episode, TransitionArrays
 from palaestra.experience.datasets.manifest import (
     DATA,
     INDEX,
@@ -29,14 +30,12 @@ from palaestra.experience.datasets.manifest import (
     was_verified,
     write_manifest,
 )
+from palaestra.experience.datasets.scores import EXPERT_KEY, RANDOM_KEY, normalize_score, read_score
 from palaestra.experience.datasets.spaces import Space, nest, space_from_json, space_to_json
 from palaestra.experience.datasets.storage import (
     MAIN,
     METADATA,
-    ArrayLayout,
-    Episode,
     EpisodeFile,
-    TransitionArrays,
     check_memory,
     import_h5py,
     read_episodes,
@@ -86,15 +85,8 @@ class Dataset:
         return read_episodes(main, layout, self.total_episodes, self.total_steps)
 
     def normalized_score(self, mean_return: float) -> float | None:
-        """0 for the return of random actions and 100 for an expert's; None if one of the two is unknown."""
+        """0 for the return of random actions and 100 for an expert's; None if the scores do not allow it."""
         return normalize_score(mean_return, self.random_score, self.expert_score)
-
-
-def normalize_score(mean_return: float, random_score: float | None, expert_score: float | None) -> float | None:
-    """0 for the return of random actions and 100 for an expert's; None if one is unknown or both are equal."""
-    if random_score is None or expert_score is None or random_score == expert_score:
-        return None
-    return 100.0 * (mean_return - random_score) / (expert_score - random_score)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,11 +135,7 @@ def find_dataset(name: str, root: Path, *, mark_used: bool = True) -> Dataset:
     `DatasetError` if there is none of this name, if it is damaged, or if it has no manifest. `mark_used` makes it the
     last that `datasets prune` removes.
     """
-    directory = _find_directory(name, root)
-    manifest = read_manifest(directory)
-    if manifest is None:
-        remedy = f"Check and adopt it with: palaestra datasets import {directory}"
-        raise DatasetError(_PLACE, name, "has no manifest, so its files cannot be verified", remedy)
+    directory, manifest = _find_manifest(name, root)
     check_digests(directory, manifest)
     dataset = read_dataset(directory, manifest)
     if directory.is_relative_to(root):
@@ -157,6 +145,23 @@ def find_dataset(name: str, root: Path, *, mark_used: bool = True) -> Dataset:
         with contextlib.suppress(OSError):
             os.utime(directory / MANIFEST)
     return dataset
+
+
+def find_unverified(name: str, root: Path) -> Dataset:
+    """A dataset like that of `find_dataset`, from its metadata and manifest alone.
+
+    Its files are not compared with their digests, and it does not count as used.
+    """
+    return read_dataset(*_find_manifest(name, root))
+
+
+def _find_manifest(name: str, root: Path) -> tuple[Path, Manifest]:
+    directory = _find_directory(name, root)
+    manifest = read_manifest(directory)
+    if manifest is None:
+        remedy = f"Check and adopt it with: palaestra datasets import {directory}"
+        raise DatasetError(_PLACE, name, "has no manifest, so its files cannot be verified", remedy)
+    return directory, manifest
 
 
 def _check_place(manifest: Manifest, dataset_id: str) -> None:
@@ -240,7 +245,7 @@ def read_dataset(directory: Path, manifest: Manifest | None) -> Dataset:
         counts = metadata["total_steps"], metadata["total_episodes"]
         if not all(type(count) is int and count >= 0 for count in counts):
             raise ValueError(f"{counts} are not numbers of steps and episodes")
-        scores = [read_score(metadata.get(name)) for name in ("ref_min_score", "ref_max_score")]
+        scores = [read_score(metadata.get(key)) for key in (RANDOM_KEY, EXPERT_KEY)]
         dataset_id = str(metadata["dataset_id"])
         spec = metadata.get("env_spec")
         env_id = "" if not spec else str(json.loads(spec)["id"])
@@ -271,11 +276,6 @@ def read_dataset(directory: Path, manifest: Manifest | None) -> Dataset:
     )
     ArrayLayout(dataset.observation_space, dataset.action_space)
     return dataset
-
-
-def read_score(value: object) -> float | None:
-    """A reference score of the metadata; None if it is not a number."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 class DatasetWriter:
@@ -325,8 +325,7 @@ class DatasetWriter:
             "algorithm_name": facts.algorithm,
             "description": facts.description,
         }
-        optional = {"env_spec": facts.env_spec, "ref_min_score": facts.random_score}
-        optional["ref_max_score"] = facts.expert_score
+        optional = {"env_spec": facts.env_spec, RANDOM_KEY: facts.random_score, EXPERT_KEY: facts.expert_score}
         metadata |= {key: value for key, value in optional.items() if value not in (None, "")}
         write_bytes(self._directory / DATA / METADATA, json.dumps(metadata).encode())
         write_bytes(self._directory / INDEX, self._episodes.index())

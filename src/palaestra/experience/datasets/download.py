@@ -21,11 +21,18 @@ from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from palaestra.errors import ConfigError, DatasetError, DownloadFailed
-from palaestra.experience.datasets.cache import check_disk
-from palaestra.experience.datasets.dataset import READABLE_VERSIONS, Dataset, check_new, read_score
-from palaestra.experience.datasets.import_data import MissingScores, import_minari
+from palaestra.experience.datasets.dataset import READABLE_VERSIONS, Dataset, check_new
+from palaestra.experience.datasets.disk_space import check_disk
+from palaestra.experience.datasets.import_data import import_minari
 from palaestra.experience.datasets.incomplete_downloads import delete_download, hold_download
 from palaestra.experience.datasets.manifest import DATA, measure_bytes
+from palaestra.experience.datasets.scores import (
+    EXPERT_KEY,
+    RANDOM_KEY,
+    MissingScores,
+    check_metadata_scores,
+    read_score,
+)
 from palaestra.experience.datasets.storage import MAIN, METADATA, import_h5py
 from palaestra.files.checkpoint import digest_file
 
@@ -61,7 +68,10 @@ def download_dataset(
             metadata = _retry(lambda: remote.get_dataset_metadata(dataset_id), dataset_id, pause)
             _check_metadata(metadata, dataset_id)
             scores = scores or MissingScores()
-            scores.check(*(read_score(metadata.get(name)) for name in ("ref_min_score", "ref_max_score")))
+            check_metadata_scores(
+                metadata, f"Get it with `minari download {dataset_id}`, correct it there, and import it"
+            )
+            scores.check(*(read_score(metadata.get(key)) for key in (RANDOM_KEY, EXPERT_KEY)))
             size = metadata.get("dataset_size")
             total = int(size * 1e6) if isinstance(size, int | float) else 0
             check_disk(root, max(0, total - measure_bytes(place)), dataset_id)

@@ -8,18 +8,16 @@ the file itself are read: links, virtual arrays and arrays in external files are
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from palaestra.errors import ConfigError, DatasetError
-from palaestra.experience.datasets.cache import check_disk, estimate_bytes
+from palaestra.errors import DatasetError
 from palaestra.experience.datasets.dataset import (
     Dataset,
     DatasetFacts,
@@ -29,6 +27,8 @@ from palaestra.experience.datasets.dataset import (
     new_directory,
     read_dataset,
 )
+from palaestra.experience.datasets.disk_space import check_disk, estimate_bytes
+from palaestra.experience.datasets.episodes import ArrayLayout, Episode, read_flags
 from palaestra.experience.datasets.manifest import (
     DATA,
     INDEX,
@@ -39,8 +39,9 @@ from palaestra.experience.datasets.manifest import (
     read_manifest,
     write_manifest,
 )
+from palaestra.experience.datasets.scores import MissingScores, check_metadata_scores
 from palaestra.experience.datasets.spaces import Array, nest
-from palaestra.experience.datasets.storage import MAIN, METADATA, ArrayLayout, Episode, has_link, open_hdf5, read_array
+from palaestra.experience.datasets.storage import MAIN, METADATA, has_link, open_hdf5, read_array
 from palaestra.files.atomic import write_bytes
 from palaestra.files.checkpoint import digest_file
 
@@ -97,7 +98,8 @@ def _read_steps(path: Path) -> dict[str, Array]:
         for name in _REQUIRED:
             if not has_link(file, name):
                 held = ", ".join(sorted(map(str, file.keys()))[:10])
-                raise DatasetError("file", str(path), f"has no array {name!r} (it has: {held})", "Check its style")
+                reason = f"has no array {name!r} (it has: {held or 'nothing'})"
+                raise DatasetError("file", str(path), reason, f"D4RL's layout needs {', '.join(_REQUIRED)}")
         names = [*_REQUIRED, *(name for name in ("timeouts", "next_observations") if has_link(file, name))]
         steps = {name: read_array(file, name) for name in names}
     total = len(steps["observations"]) if steps["observations"].ndim else 0
@@ -125,13 +127,14 @@ def split_episodes(steps: dict[str, Array], max_episode_steps: int | None = None
 
     An episode ends where `terminals` or `timeouts` is set, and where the next observation of a step is not the
     observation of the following one. Without `next_observations` the observation after a terminal step is unknown; the
-    last one is repeated, because its value never counts. The last step of any other episode is dropped.
+    last one is repeated, because its value never counts. The last step of any other episode is dropped. `DatasetError`
+    for a flag that is neither 0 nor 1.
     """
-    observations, terminals = steps["observations"], steps["terminals"].astype(np.bool_)
+    observations, terminals = steps["observations"], read_flags(steps["terminals"], "terminals")
     total = len(terminals)
     ends = terminals.copy()
     if "timeouts" in steps:
-        ends |= steps["timeouts"].astype(np.bool_)
+        ends |= read_flags(steps["timeouts"], "timeouts")
     elif max_episode_steps:
         _end_by_limit(ends, max_episode_steps)
     following = steps.get("next_observations")
@@ -168,44 +171,6 @@ def _end_by_limit(ends: Array, limit: int) -> None:
         first = last + 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class MissingScores:
-    """Reference scores for data whose metadata does not have them."""
-
-    random: float | None = None
-    expert: float | None = None
-    measure_random: Callable[[str, Mapping[str, Any]], float] | None = None
-    """Measures the random score, if neither the metadata nor `random` has it, in an environment with this id and these
-    settings (`env_kwargs`, `max_episode_steps`)."""
-
-    def check(self, random_score: float | None, expert_score: float | None) -> None:
-        """Raise `ConfigError` for a score that the metadata has, and for one that is not a number."""
-        check_scores(self.random, self.expert)
-        known = ("--random-score", self.random, random_score), ("--expert-score", self.expert, expert_score)
-        for option, given, score in known:
-            if given is not None and score is not None:
-                raise ConfigError(option, given, f"the metadata of the dataset says {score:g}", "Leave it out")
-
-    def find_for(self, dataset: Dataset, settings: Mapping[str, Any]) -> dict[str, float]:
-        """The scores to add to the metadata of a dataset; `ConfigError` for one that it has."""
-        self.check(dataset.random_score, dataset.expert_score)
-        low = self.random
-        if low is None and dataset.random_score is None and self.measure_random is not None:
-            if not dataset.env_id:
-                remedy = "Give the score with --random-score"
-                raise ConfigError("--score-episodes", None, "the metadata names no environment to measure in", remedy)
-            low = self.measure_random(dataset.env_id, settings)
-        scores = {"ref_min_score": low, "ref_max_score": self.expert}
-        return {key: score for key, score in scores.items() if score is not None}
-
-
-def check_scores(random_score: float | None, expert_score: float | None) -> None:
-    """Raise `ConfigError` for a score that is not a finite number."""
-    for option, score in (("--random-score", random_score), ("--expert-score", expert_score)):
-        if score is not None and not math.isfinite(score):
-            raise ConfigError(option, score, "is not a finite number")
-
-
 def import_minari(
     root: Path,
     directory: Path,
@@ -221,6 +186,9 @@ def import_minari(
     Minari are moved and everything else in the directory is ignored. `DatasetError` if an episode is damaged, or if the
     directory has a manifest that does not fit.
     """
+    if not (directory / DATA / METADATA).is_file():
+        remedy = f"Give the directory of one dataset, with {DATA}/{METADATA} and {DATA}/{MAIN} in it"
+        raise DatasetError("directory", str(directory), f"is no Minari directory: it has no {DATA}/{METADATA}", remedy)
     manifest = None if move else read_manifest(directory)
     if manifest is not None:
         check_digests(directory, manifest)
@@ -229,7 +197,11 @@ def import_minari(
     if dataset.dataset_id != target:
         # Minari refuses a dataset whose directory and metadata disagree.
         raise DatasetError("--id", target, f"its metadata says {dataset.dataset_id}", f"Use {dataset.dataset_id}")
-    settings = _read_settings(directory)
+    metadata = json.loads((directory / DATA / METADATA).read_bytes())
+    if manifest is None:
+        # A dataset that has a manifest is taken as it is: correcting its metadata would contradict its digests.
+        check_metadata_scores(metadata, f"Correct or remove it in {DATA}/{METADATA}")
+    settings = _read_settings(metadata)
     facts = {"imported": "minari", **settings, **(about or {})} if manifest is None else manifest.about
     is_inside = directory.resolve() == (root / target).resolve()
     if not is_inside:
@@ -242,7 +214,7 @@ def import_minari(
     if not move:
         _check_files(dataset)
     dataset.load_transitions()
-    added = (scores or MissingScores()).find_for(dataset, settings)
+    added = (scores or MissingScores()).find_for(dataset.env_id, dataset.random_score, dataset.expert_score, settings)
     if is_inside:
         _add_scores(directory, added)
         write_manifest(directory, target, dataset.env_id, facts)
@@ -266,12 +238,12 @@ def _add_scores(directory: Path, scores: Mapping[str, float]) -> None:
         write_bytes(path, json.dumps({**json.loads(path.read_bytes()), **scores}).encode())
 
 
-def _read_settings(directory: Path) -> dict[str, Any]:
+def _read_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of the environment that Minari stored with the data."""
     try:
-        spec = json.loads(json.loads((directory / DATA / METADATA).read_bytes())["env_spec"])
+        spec = json.loads(metadata["env_spec"])
         kwargs, limit = spec.get("kwargs"), spec.get("max_episode_steps")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
     return {
         "env_kwargs": kwargs if isinstance(kwargs, dict) else {},

@@ -17,6 +17,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -110,7 +111,7 @@ def check_sizes(directory: Path, manifest: Manifest) -> None:
             reason = f"{name} {problem} ({size:,} of {expected.size_bytes:,} bytes)"
             raise DatasetError(_PLACE, str(directory), reason, _AGAIN)
     if extra := sorted(present - set(manifest.files)):
-        remedy = "Remove it, or import the directory again to accept it"
+        remedy = f"Remove it with: rm {shlex.quote(str(directory / extra[0]))}"
         raise DatasetError(_PLACE, str(directory), f"{extra[0]} is not in its manifest", remedy)
 
 

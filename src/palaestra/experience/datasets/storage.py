@@ -4,7 +4,7 @@
         observations      [T + 1, ...], or a group with one array per leaf of a Dict
         actions  rewards  terminations  truncations      [T, ...]
 
-h5py's comfortable classes take about 0.2 ms per array, which is a minute for the 250,000 arrays of a million steps of
+h5py's high-level classes take about 0.2 ms per array, which is a minute for the 250,000 arrays of a million steps of
 CartPole. Episodes are therefore written through its low-level functions, and an index of their places in the file lets
 a reader copy them without asking HDF5 at all. Files of others, which have no index, are read through HDF5.
 """
@@ -17,118 +17,25 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from gymnasium import spaces
-from numpy.typing import NDArray
 
 from palaestra.errors import ConfigError, DatasetError
-from palaestra.experience.datasets.spaces import Array, Arrays, Leaf, Space, action_leaf, observation_leaves
+from palaestra.experience.datasets.episodes import SCALARS, ArrayLayout, Episode, TransitionArrays
+from palaestra.experience.datasets.spaces import Array, Leaf
 from palaestra.processes.memory import check_fits_in_memory, format_bytes, memory_limit
 
 METADATA, MAIN = "metadata.json", "main_data.hdf5"
 _AGAIN = "Create, import or download it again"
-_SCALARS = {"rewards": np.float32, "terminations": np.bool_, "truncations": np.bool_}
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _MIN_IMAGE = 32
 _ALWAYS_FITS = 2**24
 """Arrays up to this many bytes are read without asking for the limit of memory, which takes longer than reading."""
-
-
-class TransitionArrays(NamedTuple):
-    """The steps of a dataset, episode after episode and in time order. Every array is `[n, ...]`."""
-
-    observation: Arrays
-    """One array, or for a `Dict` space one per leaf."""
-    action: Array
-    reward: NDArray[np.float32]
-    next_observation: Arrays
-    """The observation after the action, also at the end of an episode."""
-    terminated: NDArray[np.bool_]
-    """The task ended here: the future is worth nothing."""
-    truncated: NDArray[np.bool_]
-    """The episode was cut off here: the future is worth the value of `next_observation`."""
-
-
-@dataclass(frozen=True)
-class Episode:
-    """One episode of T steps, T at least 1."""
-
-    observations: Mapping[str, Array]
-    """`[T + 1, ...]` per leaf; the name of a single array is empty."""
-    actions: Array
-    rewards: Array
-    terminated: Array
-    truncated: Array
-    seed: int | None = None
-
-    def __len__(self) -> int:
-        return len(self.rewards)
-
-    @property
-    def total_reward(self) -> float:
-        """Sum of the rewards."""
-        return float(np.sum(self.rewards, dtype=np.float64))
-
-
-class ArrayLayout:
-    """The arrays of a dataset with these spaces, in the order of the index."""
-
-    def __init__(self, observation_space: Space, action_space: Space) -> None:
-        self.observations = observation_leaves(observation_space)
-        self.action = action_leaf(action_space)
-        self.is_dict = isinstance(observation_space, spaces.Dict)
-        number = spaces.Box(-np.inf, np.inf)
-        self._scalars = [Leaf(name, number, (), np.dtype(dtype)) for name, dtype in _SCALARS.items()]
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of one stored step."""
-        return sum(leaf.row_bytes for leaf in self.observations) + self.action.row_bytes + 6
-
-    def names(self) -> list[str]:
-        """Paths of the arrays inside the group of an episode."""
-        observations = [f"observations/{leaf.name}".rstrip("/") for leaf in self.observations]
-        return [*observations, "actions", *_SCALARS]
-
-    def check(self, episode: Episode, place: str) -> list[Array]:
-        """The arrays of an episode in the order of `names`; `DatasetError` about `place` for wrong or NaN values."""
-        T = len(episode)
-        if T == 0:
-            raise DatasetError(place, 0, "has no steps", "Leave it out")
-        arrays = []
-        for leaf in self.observations:
-            name = f"observations[{leaf.name!r}]" if leaf.name else "observations"
-            arrays.append(_convert(episode.observations.get(leaf.name), leaf, T + 1, f"{place}.{name}"))
-        arrays.append(_convert(episode.actions, self.action, T, f"{place}.actions"))
-        for leaf, values in zip(self._scalars, (episode.rewards, episode.terminated, episode.truncated), strict=True):
-            arrays.append(_convert(values, leaf, T, f"{place}.{leaf.name}"))
-        return arrays
-
-
-def _convert(values: Any, leaf: Leaf, length: int, place: str) -> Array:
-    if values is None:
-        raise DatasetError(place, None, "is missing", "Record it")
-    array = np.asarray(values)
-    if array.shape != (length, *leaf.shape):
-        reason = f"has shape {list(array.shape)}; the space and the length of the episode demand another"
-        raise DatasetError(place, list(array.shape), reason, f"Give {[length, *leaf.shape]}")
-    if array.dtype.kind not in "biuf":
-        raise DatasetError(place, str(array.dtype), "is not an array of numbers", "Give numbers")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        row = int(np.argmin(np.isfinite(array.reshape(length, -1)).all(axis=1)))
-        raise DatasetError(place, f"row {row}", "is NaN or infinite", "Remove the episode")
-    if isinstance(leaf.space, spaces.Discrete | spaces.MultiDiscrete):
-        low = np.asarray(leaf.space.start)
-        high = low + (leaf.space.n if isinstance(leaf.space, spaces.Discrete) else leaf.space.nvec)
-        if ((array < low) | (array >= high)).any():
-            raise DatasetError(place, int(array.max()), f"a value is outside {leaf.space}", "Check the spaces")
-    return np.ascontiguousarray(array.astype(leaf.dtype))
 
 
 def import_h5py() -> ModuleType:
@@ -156,18 +63,23 @@ def open_hdf5(path: Path, place: str = "dataset") -> Iterator[Any]:
 
 @contextmanager
 def _hold_interrupts() -> Iterator[None]:
-    """Deliver Ctrl-C after the block. HDF5 calls Python to write, and swallows exceptions that are raised there."""
+    """Deliver signals after the block. HDF5 calls Python to write, and swallows exceptions that are raised there."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     held: list[tuple[int, Any]] = []
-    previous = signal.signal(signal.SIGINT, lambda number, frame: held.append((number, frame)))
+    # Other handlers raise nothing: the default one, and those outside Python.
+    raising = [number for number in _SIGNALS if callable(signal.getsignal(number))]
+    previous: dict[int, Any] = {
+        number: signal.signal(number, lambda number, frame: held.append((number, frame))) for number in raising
+    }
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if previous is None else previous)
-    if held and callable(previous):
-        previous(*held[0])
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+    if held:
+        previous[held[0][0]](*held[0])
 
 
 class _GuardedFile(io.FileIO):
@@ -281,7 +193,7 @@ class _Buffers:
         self.now = {leaf.name: np.empty((num_steps, *leaf.shape), leaf.dtype) for leaf in layout.observations}
         self.next = {name: np.empty_like(array) for name, array in self.now.items()}
         self.rest: list[Array] = [np.empty((num_steps, *layout.action.shape), layout.action.dtype)]
-        self.rest += [np.empty(num_steps, dtype) for dtype in _SCALARS.values()]
+        self.rest += [np.empty(num_steps, dtype) for dtype in SCALARS.values()]
 
     def put(self, start: int, arrays: Sequence[Array]) -> int:
         """Copy the arrays of one episode, in the order of `ArrayLayout.names`; returns the next start."""
@@ -320,7 +232,7 @@ def read_with_index(path: Path, index: Path, layout: ArrayLayout, num_steps: int
     leaves: list[tuple[tuple[int, ...], np.dtype[Any], int]]
     leaves = [(leaf.shape, leaf.dtype, 1) for leaf in layout.observations]
     leaves += [(layout.action.shape, layout.action.dtype, 0)]
-    leaves += [((), np.dtype(dtype), 0) for dtype in _SCALARS.values()]
+    leaves += [((), np.dtype(dtype), 0) for dtype in SCALARS.values()]
     buffers, start = _Buffers(layout, num_steps), 0
     file = np.memmap(path, np.uint8, "r")
     try:
@@ -359,7 +271,7 @@ def read_episode(file: Any, layout: ArrayLayout, number: int) -> Episode:
         leaf.name: read_array(file, f"{group}/observations/{leaf.name}".rstrip("/"), leaf)
         for leaf in layout.observations
     }
-    actions, rewards, terminated, truncated = (read_array(file, f"{group}/{name}") for name in ("actions", *_SCALARS))
+    actions, rewards, terminated, truncated = (read_array(file, f"{group}/{name}") for name in ("actions", *SCALARS))
     return Episode(observations, actions, rewards, terminated, truncated)
 
 

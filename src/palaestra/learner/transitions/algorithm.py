@@ -34,7 +34,7 @@ class TransitionConfig(Section):
     buffer_size: int = Field(default=1_000_000, ge=1)
     """Capacity of the replay buffer in transitions; the oldest are overwritten."""
     learning_starts: int = Field(default=1_000, ge=0)
-    """Environment steps with random actions before the first gradient step."""
+    """Environment steps before the first gradient step; a policy that is not pretrained takes them at random."""
     train_freq: int = Field(default=1, ge=1)
     """Steps of every environment between two updates."""
     gradient_steps: int = Field(default=1, ge=-1)

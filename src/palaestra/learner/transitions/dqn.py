@@ -25,7 +25,7 @@ class DQNConfig(TransitionConfig):
     batch_size: int = Field(default=32, ge=1)
     """Transitions per gradient step."""
     learning_starts: int = Field(default=100, ge=0)
-    """Environment steps with random actions before the first gradient step."""
+    """Environment steps before the first gradient step; a policy that is not pretrained takes them at random."""
     train_freq: int = Field(default=4, ge=1)
     """Steps of every environment between two updates."""
     target_tau: float = Field(default=1.0, gt=0, le=1)

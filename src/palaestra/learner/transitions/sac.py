@@ -16,7 +16,7 @@ class SACConfig(TransitionConfig):
     """Settings of SAC."""
 
     learning_starts: int = Field(default=100, ge=0)
-    """Environment steps with random actions before the first gradient step."""
+    """Environment steps before the first gradient step; a policy that is not pretrained takes them at random."""
     temperature: float | None = Field(default=None, gt=0)
     """Weight of the entropy. null: learned, so that the entropy stays near `target_entropy`."""
     target_entropy: float | None = None

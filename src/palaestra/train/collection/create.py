@@ -13,11 +13,13 @@ from palaestra.env.make import EnvConfig, base_env_id, make_env
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.experience.datasets import Dataset, Episode, create_dataset, find_dataset
-from palaestra.experience.datasets.cache import check_disk, estimate_bytes
 from palaestra.experience.datasets.dataset import check_new
-from palaestra.experience.datasets.import_data import ImportReport, check_scores, import_d4rl
+from palaestra.experience.datasets.disk_space import check_disk, estimate_bytes
+from palaestra.experience.datasets.episodes import ArrayLayout
+from palaestra.experience.datasets.import_data import ImportReport, import_d4rl
+from palaestra.experience.datasets.scores import check_scores
 from palaestra.experience.datasets.spaces import nest
-from palaestra.experience.datasets.storage import ArrayLayout, import_h5py
+from palaestra.experience.datasets.storage import import_h5py
 from palaestra.files.home import Home
 from palaestra.runs.record import CheckpointRecord
 from palaestra.train.collection.behaviours import (
@@ -120,7 +122,7 @@ def collect_dataset(
         env = make_env(config)
         stack.callback(env.close)
         _check_disk(root, plan, config, env)
-        expert_score = _measure_expert(plan, home, config)
+        scores = _measure_scores(plan, home, config, env)
         source: Recordings | Behaviour
         if plan.recordings is not None:
             source, episodes = plan.recordings, plan.recordings.episodes(env.action_space)
@@ -132,14 +134,25 @@ def collect_dataset(
         if plan.random_share:
             about["random_share"] = plan.random_share
         facts = describe_collection(plan.dataset_id, config, env, **about)
-        with create_dataset(root, replace(facts, algorithm=str(facts.about["policy"]))) as writer:
+        with create_dataset(root, replace(facts, algorithm=str(facts.about["policy"]), **scores)) as writer:
             for episode in episodes:
                 writer.add(episode)
                 if report is not None:
                     report(writer.num_steps, writer.num_episodes)
-            low = random_score(env, episodes=plan.score_episodes, seed=plan.seed) if plan.score_episodes else None
-            writer.facts = replace(writer.facts, random_score=low, expert_score=expert_score)
     return find_dataset(plan.dataset_id, root)
+
+
+def _measure_scores(plan: CollectionPlan, home: Home, config: EnvConfig, env: VectorEnv) -> dict[str, Any]:
+    """The reference scores; `ConfigError` before anything is collected if the expert is not better than random."""
+    expert = _measure_expert(plan, home, config)
+    low = random_score(env, episodes=plan.score_episodes, seed=plan.seed) if plan.score_episodes else None
+    if plan.expert_checkpoint is not None and low is not None and expert is not None and expert <= low:
+        name = getattr(plan.expert_checkpoint, "checkpoint_id", str(plan.expert_checkpoint))
+        reason = f"its score {expert:g} is not above the random score {low:g}"
+        remedy = "Choose a better checkpoint, or measure more episodes with --score-episodes"
+        raise ConfigError("--expert-checkpoint", name, reason, remedy)
+    check_scores(low, expert)
+    return {"random_score": low, "expert_score": expert}
 
 
 def _is_foreign(plan: CollectionPlan) -> bool:
@@ -174,6 +187,7 @@ def import_file(
     check_new(root, dataset_id)
     if random_score is None and score_episodes:
         random_score = measure_random_score(env, episodes=score_episodes, seed=seed)
+        check_scores(random_score, expert_score)
     config = collection_config(env, Amount(episodes=1))
     spec = EnvFactory(base_env_id(env.id)).find_spec()
     vector = make_env(config)

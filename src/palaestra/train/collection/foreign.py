@@ -7,6 +7,7 @@ not needed; its registry is read if there is one.
 from __future__ import annotations
 
 import asyncio
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from palaestra.env.spaces import ActionLayout
 from palaestra.env.vector import Array, Flags, Observation, Space
 from palaestra.errors import CheckpointError, ConfigError, ConsentRequired
 from palaestra.files.atomic import read_json
+from palaestra.files.checkpoint import MANIFEST, checkpoint_kind
 from palaestra.files.home import Home
 from palaestra.files.run_directory import find_checkpoint
 from palaestra.runs.checkpoints.catalogue import get_checkpoint, list_checkpoints
@@ -32,19 +34,48 @@ from palaestra.runs.runners.registry import get_runner
 from palaestra.train.play.environment import PolicyInput
 from palaestra.train.play.policies import PolicyProcess, command_from_json
 
+_LISTS = "palaestra runs list and palaestra checkpoints list show them"
 
-def find_policy(name: str, home: Home) -> Path | CheckpointRecord:
-    """A checkpoint of palaestra by path or run, or the record of a foreign one by its id or run.
 
-    Of a run, the best checkpoint is used if the run has one, else the newest.
+def find_policy(name: str, home: Home, option: str = "--checkpoint") -> Path | CheckpointRecord:
+    """A checkpoint of palaestra by path or run, or the record of a foreign one by its id, run or path.
+
+    Of a run, the best checkpoint is used if the run has one, else the newest. `option` is the place of its errors.
     """
     try:
-        return find_checkpoint(name, home.runs)
+        path = find_checkpoint(name, home.runs)
     except ConfigError as error:
-        record = _find_record(name, home)
+        record = _find_record(name, home) or _find_record_of_path(Path(name), home)
         if record is None:
-            raise error from None
+            raise _unknown_policy(name, option, error) from None
         return Path(record.path) if record.format == "palaestra" else record
+    kind = (read_json(path / MANIFEST) or {}).get("kind")
+    if checkpoint_kind(path) is not None or not isinstance(kind, str):
+        return path  # ours, or damaged, which loading reports
+    record = _find_record_of_path(path, home)
+    if record is None:
+        reason = f"was written by {kind!r} and is no checkpoint of {home.path}"
+        raise CheckpointError(option, name, reason, f"Give the id or run of one that is; {_LISTS}")
+    return record
+
+
+def _unknown_policy(name: str, option: str, error: ConfigError) -> ConfigError:
+    """The error about a name that is no checkpoint, with the option and where to look."""
+    if Path(name).exists():
+        remedy = f"Import it and give its id: palaestra checkpoints import {shlex.quote(name)}"
+        return CheckpointError(option, name, "is a path, but no checkpoint of palaestra", remedy)
+    if error.place != "run" or isinstance(error, CheckpointError):
+        return type(error)(option, name, error.reason, _LISTS)
+    if error.reason != "no such run":
+        return ConfigError(option, name, error.reason, error.remedy)
+    nearest = f"{error.remedy}; " if error.remedy.startswith("Nearest") else ""
+    return ConfigError(option, name, "there is no such run or checkpoint", nearest + _LISTS)
+
+
+def _find_record_of_path(path: Path, home: Home) -> CheckpointRecord | None:
+    if not path.exists():
+        return None
+    return next((row for row in list_checkpoints(home) if Path(row.path).resolve() == path.resolve()), None)
 
 
 def _find_record(name: str, home: Home) -> CheckpointRecord | None:
@@ -126,7 +157,8 @@ class ForeignBehaviour:
                 reason = f"answered {action.tolist()!r}, which is not an action of {self._space}"
                 raise CheckpointError(self._option, self._record.checkpoint_id, reason, "Choose another checkpoint")
             actions[i] = action.reshape(actions[i].shape)
-        return actions
+        # As a play does: these policies may overshoot the bounds.
+        return self._layout.clip(actions)
 
     def describe(self) -> dict[str, Any]:
         """The checkpoint and its digest."""

@@ -84,7 +84,8 @@ def _convert(reader: EpisodeReader, action_space: Space) -> Episode:
     truncated[-1] |= not demonstration.terminated[-1]
     return Episode(
         demonstration.observations,
-        actions.reshape(len(actions), *layout.shape),
+        # A play records what was asked for, and performs it clipped.
+        layout.clip(actions.reshape(len(actions), *layout.shape)),
         demonstration.rewards,
         demonstration.terminated,
         truncated,

@@ -43,10 +43,10 @@ def qlearning_dataset(env: Any, dataset: Any = None, terminate_on_end: bool = Fa
 
 
 def get_normalized_score(env_name: str, score: Any) -> Any:
-    """A return as a fraction of the way from a random policy to an expert; NaN if one of the two is unknown."""
+    """A return as a fraction of the way from a random policy to an expert; NaN if one is unknown or not better."""
     low, high = settings().get("random_score"), settings().get("expert_score")
     _last_returns[:] = [float(np.mean(score))]
-    if low is None or high is None or low == high:
+    if low is None or high is None or high <= low:
         return np.asarray(score, dtype=np.float64) * float("nan")
     return (score - low) / (high - low)
 

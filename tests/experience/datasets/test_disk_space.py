@@ -5,15 +5,15 @@ from tests.experience.datasets.samples import BOX, CHOICES, make_dataset
 
 from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.datasets import list_datasets
-from palaestra.experience.datasets.cache import check_disk, estimate_bytes, parse_age, parse_size, select_expired
 from palaestra.experience.datasets.dataset import DatasetSummary
+from palaestra.experience.datasets.disk_space import check_disk, estimate_bytes, parse_age, parse_size, select_expired
+from palaestra.experience.datasets.episodes import ArrayLayout
 from palaestra.experience.datasets.incomplete_downloads import (
     delete_download,
     hold_download,
     is_downloading,
     list_downloads,
 )
-from palaestra.experience.datasets.storage import ArrayLayout
 
 
 def row(name, size, used):

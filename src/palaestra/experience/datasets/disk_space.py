@@ -10,8 +10,8 @@ from pathlib import Path
 
 from palaestra.errors import ConfigError, DatasetError
 from palaestra.experience.datasets.dataset import DatasetSummary, list_datasets
+from palaestra.experience.datasets.episodes import ArrayLayout
 from palaestra.experience.datasets.incomplete_downloads import list_downloads
-from palaestra.experience.datasets.storage import ArrayLayout
 from palaestra.processes.memory import format_bytes
 
 LIMIT_VARIABLE = "PALAESTRA_DATASETS_MAX_SIZE"
