@@ -401,22 +401,22 @@ def _check(spec: RunSpec, config: SpadeBdiConfig, interpreter: Interpreter, mach
     """Run `bdi_program.py check`. The answer is cached for a minute, since a preview and a launch ask the same."""
     assert spec.env_id is not None
     load = str(_find_warm_start(spec, Home.default().path)) if spec.warm_start is not None else ""
-    words = ["--env", spec.env_id, "--env-kwargs", json.dumps(config.env_kwargs, sort_keys=True)]
-    words += ["--asl", str(_asl_path(spec, config) or ""), "--load", load]
-    key = (interpreter.path, _plans_digest(spec, config), *words)
+    arguments = ["--env", spec.env_id, "--env-kwargs", json.dumps(config.env_kwargs, sort_keys=True)]
+    arguments += ["--asl", str(_asl_path(spec, config) or ""), "--load", load]
+    key = (interpreter.path, _plans_digest(spec, config), *arguments)
     now = time.monotonic()
     for old in [known for known, (_, expires) in _answers.items() if now > expires]:
         del _answers[old]
     if key not in _answers:
-        _answers[key] = (_run_check(interpreter, words, machine), now + CACHE_S)
+        _answers[key] = (_run_check(interpreter, arguments, machine), now + CACHE_S)
     return _answers[key][0]
 
 
-def _run_check(interpreter: Interpreter, words: list[str], machine: Machine) -> CheckAnswer:
+def _run_check(interpreter: Interpreter, arguments: list[str], machine: Machine) -> CheckAnswer:
     environment = {**inherited_variables(machine), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
     try:
         done = subprocess.run(
-            [interpreter.path, str(PROGRAM), "check", *words],
+            [interpreter.path, str(PROGRAM), "check", *arguments],
             env=environment,
             cwd="/",
             stdin=subprocess.DEVNULL,

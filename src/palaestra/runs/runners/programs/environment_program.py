@@ -21,10 +21,10 @@ MARKER = "palaestra.json"
 FAILED = 2
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Create the environment if it is missing, and become the program."""
-    split = words.index("--")
-    directory, requirements, *options = words[:split]
+    split = argv.index("--")
+    directory, requirements, *options = argv[:split]
     prints_to_stderr = "--stderr" in options
     reason = "" if is_ready(directory) else create(directory, requirements, prints_to_stderr)
     if reason:
@@ -33,7 +33,7 @@ def main(words: list[str]) -> int:
         return FAILED
     python = os.path.join(directory, "bin", "python")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    return os.execve(python, [python, *words[split + 1 :]], environment)
+    return os.execve(python, [python, *argv[split + 1 :]], environment)
 
 
 def is_ready(directory: str) -> bool:

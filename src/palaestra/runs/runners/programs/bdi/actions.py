@@ -77,7 +77,7 @@ class PlanActions:
         name = skill_name(skill, intention.scope)
         self._body.chooser, self._body.last_skill, self._body.row = "skill", name, state
         if explores:
-            self._body.explored.add(name)
+            self._body.exploring_skills.add(name)
         choose = self._library.choose if explores else self._library.choose_best
         return _bind(action, choose(name, state), intention)
 
@@ -85,9 +85,9 @@ class PlanActions:
         self._body.learn(skill_name(skill, intention.scope))
         return True
 
-    def _learn_in(self, intention: Any, skill: Any, state: Any, following: Any, over: Any) -> bool:
+    def _learn_in(self, intention: Any, skill: Any, state: Any, next_state: Any, over: Any) -> bool:
         is_over = agentspeak.grounded(over, intention.scope) is True
-        view = (_number(state, intention), _number(following, intention), is_over)
+        view = (_number(state, intention), _number(next_state, intention), is_over)
         self._body.learn(skill_name(skill, intention.scope), view)
         return True
 
@@ -133,7 +133,7 @@ class PlanActions:
         if policy is None:
             return False
         for _ in range(_number(steps, intention)):
-            if body.is_over or body.chosen is not None:
+            if body.is_over or body.pending_action is not None:
                 break
             body.chooser, body.last_skill, body.row = "policy", name, body.world.state
             body.perform(policy.actions[body.world.state])

@@ -21,7 +21,7 @@ BODY_BELIEFS = frozenset(
     "state at goal step episode reward last_action over outcome bumped passenger destination states actions size move "
     "slippery stop cache_threshold has_policy".split()
 )
-"""Names of beliefs that the body maintains; all others are what the plans have found out."""
+"""Names of beliefs that the body maintains; all others are added by the plans."""
 MAX_BELIEFS = 200
 _SOURCES = ("agentspeak.runtime", "agentspeak.parser", "agentspeak.lexer", "agentspeak")
 
@@ -134,10 +134,10 @@ class Body:
         self.world, self.library = world, library
         self.max_episodes, self.threshold = episodes, threshold
         self.agent: Any = None
-        self.stopped = False
+        self.stop_requested = False
         self.is_external = False
         """Whether a play performs the actions: `.do` then only says which one."""
-        self.chosen: int | None = None
+        self.pending_action: int | None = None
         self.episode = self.env_step = self.length = 0
         self.episode_return = 0.0
         self.is_over = True
@@ -147,13 +147,13 @@ class Body:
         self.plan = self.chooser = ""
         self.choosers: Counter[str] = Counter()
         """Number of actions chosen by a `plan`, a cached `policy` or a `skill`."""
-        self.plans: Counter[str] = Counter()
+        self.actions_by_plan: Counter[str] = Counter()
         """Actions by the label of the plan that chose them."""
         self.td_errors: list[float] = []
         self.repairs = 0
-        self.used: set[str] = set()
+        self.used_skills: set[str] = set()
         """Skills used in this episode."""
-        self.explored: set[str] = set()
+        self.exploring_skills: set[str] = set()
         """Skills that explored in this episode."""
         self.last_skill = ""
         """The skill that plans used last; empty before the first."""
@@ -167,10 +167,10 @@ class Body:
     @property
     def has_more_episodes(self) -> bool:
         """Whether another episode may begin."""
-        return not self.stopped and self.episode < self.max_episodes
+        return not self.stop_requested and self.episode < self.max_episodes
 
     def attach(self, agent: Any, beliefs: list[str]) -> None:
-        """Give an agent its body, the facts of the world, and what it had found out before."""
+        """Give an agent its body, the facts of the world, and the beliefs of its checkpoint."""
         self.agent = agent
         for percept in [*self.world.facts(), Percept("cache_threshold", (self.threshold,))]:
             self.agent.beliefs[percept.name, len(percept.values)].add(
@@ -189,8 +189,8 @@ class Body:
         self.length, self.episode_return, self.outcome = 0, 0.0, ""
         self.is_over = False
         self.steps.clear()
-        self.used.clear()
-        self.explored.clear()
+        self.used_skills.clear()
+        self.exploring_skills.clear()
         for name, arity in (("over", 0), ("outcome", 1), ("bumped", 1), ("last_action", 1), ("reward", 1)):
             self._forget(name, arity)
         self.perceive([Percept("episode", (self.episode,))])
@@ -203,11 +203,11 @@ class Body:
         if not 0 <= action < self.world.actions:
             raise agentspeak.AslError(f"action {action} is not one of 0 to {self.world.actions - 1}")
         self.plan = self._current_plan()
-        self.plans[self.plan] += 1
+        self.actions_by_plan[self.plan] += 1
         self.choosers[self.chooser or "plan"] += 1
         self.chooser = ""
         if self.is_external:
-            self.chosen = action
+            self.pending_action = action
             return
         before = self.world.state
         result = self.world.step(action)
@@ -230,8 +230,8 @@ class Body:
         success = self.world.is_success
         self.outcome = "success" if success else "failure" if terminated else "timeout"
         self.is_over = True
-        for name in self.used:
-            self.library.finish_episode(name, success, name in self.explored)
+        for name in self.used_skills:
+            self.library.finish_episode(name, success, name in self.exploring_skills)
         self.perceive([Percept("outcome", (agentspeak.Literal(self.outcome),)), Percept("over")])
         self.on_episode()
 
@@ -240,11 +240,11 @@ class Body:
         self.last_skill = name
         if self.is_external or not self.steps:
             return
-        state, action, reward, following, terminated = self.steps[-1]
+        state, action, reward, next_state, terminated = self.steps[-1]
         if view is not None:
-            state, following, terminated = view
-        self.used.add(name)
-        self.td_errors.append(abs(self.library.learn(name, state, action, reward, following, terminated)))
+            state, next_state, terminated = view
+        self.used_skills.add(name)
+        self.td_errors.append(abs(self.library.learn(name, state, action, reward, next_state, terminated)))
 
     def believe_policy(self, name: str, confidence: float | None) -> None:
         """Replace the belief `has_policy` of a skill; without a confidence, remove it."""
@@ -274,7 +274,7 @@ class Body:
         return sorted(texts)[:MAX_BELIEFS]
 
     def learned_beliefs(self) -> list[str]:
-        """What the plans have found out, as text."""
+        """Beliefs that the plans added, as text."""
         return sorted(
             write_term(belief)
             for (name, _), group in self.agent.beliefs.items()
@@ -292,7 +292,7 @@ class Body:
 
     def take_choice(self) -> int | None:
         """The action that the plans have chosen for a play; None if they have not chosen since the last call."""
-        choice, self.chosen = self.chosen, None
+        choice, self.pending_action = self.pending_action, None
         return choice
 
     def observe(self, state: int) -> None:

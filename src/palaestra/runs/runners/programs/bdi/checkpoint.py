@@ -46,7 +46,7 @@ class AgentState:
     episode: int = 0
     env_step: int = 0
     beliefs: list[str] = field(default_factory=list)
-    """What the agent has found out, as AgentSpeak literals."""
+    """Beliefs that the plans added, as AgentSpeak literals."""
     plans: list[str] = field(default_factory=list)
     """Labels of the plans."""
 

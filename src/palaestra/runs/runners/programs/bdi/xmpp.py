@@ -183,7 +183,7 @@ class ReasoningBehaviour(BDIBehaviour):  # type: ignore[misc]  # the library has
             end = time.monotonic() + _SLICE_S
             while time.monotonic() < end:
                 for _ in range(200):
-                    if agent.body.stopped or not step_agent(agent.bdi_agent, agent.capture):
+                    if agent.body.stop_requested or not step_agent(agent.bdi_agent, agent.capture):
                         await self._rest()
                         return
         except Exception as error:  # noqa: BLE001 - the library would log it and go on as if alive
@@ -202,7 +202,7 @@ class ReasoningBehaviour(BDIBehaviour):  # type: ignore[misc]  # the library has
     async def _rest(self) -> None:
         """Nothing is ready: the training is over, or a plan waits for time or a message."""
         agent = self.agent
-        if agent.body.stopped or not agent.body.has_more_episodes:
+        if agent.body.stop_requested or not agent.body.has_more_episodes:
             agent.finish(None)
             return
         deadline = agent.bdi_agent.shortest_deadline()
