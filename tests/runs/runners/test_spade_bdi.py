@@ -10,7 +10,8 @@ from tests.runs.runners.bdi import SHORT, bdi_spec, read_events
 from tests.runs.runners.conftest import run
 
 from palaestra.runs.runners.conformance import check_runner
-from palaestra.runs.runners.spade_bdi import SpadeBdiConfig, SpadeBdiRunner
+from palaestra.runs.runners.spade_bdi import SpadeBdiRunner
+from palaestra.runs.runners.spade_bdi_config import SpadeBdiConfig
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, TrainingStep
 from palaestra.telemetry.event import Belief, PhaseChanged
 
