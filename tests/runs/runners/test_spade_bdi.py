@@ -128,7 +128,7 @@ def test_a_plan_for_a_failure_that_fails_itself_ends_the_run(paths, machine, tmp
 
     code, output = run(plan)
 
-    assert code == 2
+    assert code == 1
     assert "a plan failed: " in output.splitlines()[-1]
     assert "plans.asl:3: action 8 is not one of 0 to 3" in output.splitlines()[-1]
     assert "action 7" not in output.splitlines()[-1]

@@ -218,7 +218,7 @@ def test_a_checkpoint_that_cannot_be_kept_is_a_failed_run_with_its_path(paths, m
 
     code, output = run(plan)
 
-    assert code == 2
+    assert code == 1
     (saved,) = [event for event in read_events(plan) if isinstance(event, CheckpointSaved)]
     assert f"the checkpoint {saved.path} cannot be kept as {agents / 'lake'}" in output.splitlines()[-1]
     assert [path.name for path in agents.iterdir()] == ["lake"]

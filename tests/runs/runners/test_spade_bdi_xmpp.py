@@ -145,7 +145,7 @@ def test_a_plan_that_fails_is_a_failed_run_with_file_and_line(paths, machine, tm
 
     code, output = run(plan)
 
-    assert code == 2
+    assert code == 1
     assert reason in output.splitlines()[-1]
     assert output.splitlines()[-1].startswith("spade-bdi: ")
     assert [event.phase for event in read_events(plan) if isinstance(event, PhaseChanged)] == ["running", "failed"]
@@ -180,7 +180,7 @@ def test_a_plan_file_that_disappears_is_a_failed_run(paths, machine, tmp_path):
 
     code, output = run(plan)
 
-    assert code == 2
+    assert code == 1
     assert "plans.asl cannot be read" in output.splitlines()[-1]
 
 
@@ -194,7 +194,7 @@ def test_a_taken_port_is_refused_before_the_run_and_ends_one_that_meets_it(paths
     (refused,) = [one for one in findings if one.level == "refused"]
     assert (refused.check, refused.remedy) == ("xmpp", "Set xmpp.port=0 for a free port")
     assert str(port) in refused.text
-    assert code == 2
+    assert code == 1
     assert f"port {port} of the embedded XMPP server cannot be used (Address already in use)" in output
 
 
@@ -227,7 +227,7 @@ def test_a_server_that_accepts_and_says_nothing_is_refused_and_ends_a_run_that_m
     assert refused.check == "xmpp"
     assert f"the server at 127.0.0.1:{port} does not answer (it began no XMPP stream within 3 s)" in refused.text
     assert "embedded" in refused.remedy
-    assert code == 2
+    assert code == 1
     assert f"the XMPP server at 127.0.0.1:{port} did not answer within 1 s" in output.splitlines()[-1]
 
 
@@ -403,7 +403,7 @@ def test_a_wrong_password_is_a_failed_run_with_the_account(paths, machine, proso
 
     code, output = run(SpadeBdiRunner().plan(spec, paths, machine))
 
-    assert code == 2
+    assert code == 1
     assert f"the XMPP server at 127.0.0.1:{prosody} refused the login of agent@localhost" in output.splitlines()[-1]
 
 

@@ -18,7 +18,7 @@ import time
 
 MARKER = "palaestra.json"
 """Written last, with the requirements that are installed."""
-FAILED = 2
+FAILED = 1
 
 
 def main(argv: list[str]) -> int:

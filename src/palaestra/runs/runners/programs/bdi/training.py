@@ -20,7 +20,7 @@ from .checkpoint import AgentState, BadCheckpoint, load_checkpoint, save_checkpo
 from .skills import QLearning, SkillLibrary, write_table
 from .worlds import World, find_family, make_env
 
-FAILED, STOPPED = 2, 130
+FAILED, STOPPED = 1, 130
 _AGENT = "agent"
 _MAX_SNAPSHOT_STATES = 1000
 _PLANS_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "plans")
@@ -289,7 +289,7 @@ def replace_directory(source: str, target: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Train; an error is one line with reason and remedy, and exit code 2."""
+    """Train; an error is one line with reason and remedy, and exit code 1."""
     try:
         return asyncio.run(BdiTraining(parse_args(argv)).run())
     except CannotTrain as error:
