@@ -134,6 +134,35 @@ def test_a_plan_for_a_failure_that_fails_itself_ends_the_run(paths, machine, tmp
     assert "action 7" not in output.splitlines()[-1]
 
 
+@pytest.mark.parametrize("recovery", ["", "-!live <- !live.\n"])
+def test_a_goal_that_calls_itself_without_end_is_a_failed_run_with_file_and_line(paths, machine, tmp_path, recovery):
+    (tmp_path / "plans.asl").write_text(f"!live.\n+!live <-\n  !live.\n{recovery}")
+    plan = SpadeBdiRunner().plan(bdi_spec(config={**SHORT, "asl": str(tmp_path / "plans.asl")}), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 1
+    assert "plans.asl:3: +!live is nested in 10,000 goals, and no more are possible" in output.splitlines()[-1]
+
+
+def test_plans_may_repeat_episodes_and_steps_by_recursion(paths, machine, tmp_path):
+    (tmp_path / "plans.asl").write_text(
+        "!live.\n"
+        "+!live : .more_episodes <- .begin_episode; !act; !live.\n+!live <- true.\n"
+        "+!act : over <- true.\n+!act <- .do(0); !act.\n"
+    )
+    config = {**SHORT, "episodes": 200, "asl": str(tmp_path / "plans.asl"), "max_episode_steps": 10}
+    plan = SpadeBdiRunner().plan(bdi_spec(config=config), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    events = read_events(plan)
+    assert sum(isinstance(event, EpisodeSummary) for event in events) == 200
+    shown = [len(event.beliefs["intentions"]) for event in events if isinstance(event, Belief)]
+    assert max(shown) <= 100
+
+
 def test_the_same_seed_gives_the_same_episodes_and_another_seed_others(paths, machine):
     episodes = []
     for number, seed in enumerate((3, 3, 4), 1):

@@ -6,6 +6,7 @@ it. docs/bdi.md lists beliefs and actions.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import Counter
 from typing import Any
@@ -23,6 +24,9 @@ BODY_BELIEFS = frozenset(
 )
 """Names of beliefs that the body maintains; all others are added by the plans."""
 MAX_BELIEFS = 200
+MAX_DEPTH = 10_000
+"""Goals within goals. A plan that repeats itself by recursion, for example per episode, nests one more each time."""
+_DEPTH_SHOWN = 100
 _SOURCES = ("agentspeak.runtime", "agentspeak.parser", "agentspeak.lexer", "agentspeak")
 
 
@@ -48,7 +52,10 @@ class LogCapture(logging.Handler):
         place = getattr(record, "loc", None)
         where = f"{place.filename}:{place.lineno}: " if place else ""
         cause = record.exc_info[1] if record.exc_info else None
-        text = record.getMessage() if cause is None else f"{type(cause).__name__}: {cause}"
+        if cause is None:
+            text = record.getMessage()
+        else:
+            text = str(cause) if isinstance(cause, PlanError) else f"{type(cause).__name__}: {cause}"
         self.lines.append((record.levelno, where + text))
 
     def take(self) -> list[str]:
@@ -78,7 +85,12 @@ class TracedAgent(agentspeak.runtime.Agent):  # type: ignore[misc]  # the librar
         return list(self._labels.values())
 
     def call(self, trigger: Any, goal_type: Any, term: Any, calling_intention: Any, delayed: bool = False) -> Any:
-        """Select a plan, and note its label in the new intention."""
+        """Select a plan, and note its label in the new intention. `PlanError` if goals nest without end."""
+        if any(len(stack) >= MAX_DEPTH and stack[-1] is calling_intention for stack in self.intentions):
+            # Not an AslError: a plan for `-!goal` cannot recover from it without nesting again.
+            event = f"{trigger.value}{goal_type.value}{term.functor}"
+            reason = f"{event} is nested in {MAX_DEPTH:,} goals, and no more are possible"
+            raise PlanError(f"{reason}: repeat with while instead of a goal that calls itself")
         result = super().call(trigger, goal_type, term, calling_intention, delayed)
         for stack in self.intentions:
             if stack and not hasattr(stack[-1], "label"):
@@ -118,11 +130,11 @@ class TracedAgent(agentspeak.runtime.Agent):  # type: ignore[misc]  # the librar
         return None
 
     def describe_intentions(self) -> list[dict[str, str]]:
-        """The goal and the plan of every intention, from the outermost one on."""
+        """The goal and the plan of every intention, from the outermost one on; of a deep one only the first levels."""
         return [
             {"goal": write_term(intention.head_term), "plan": getattr(intention, "label", "")}
             for stack in self.intentions
-            for intention in stack
+            for intention in itertools.islice(stack, _DEPTH_SHOWN)
             if intention.head_term is not None
         ]
 
@@ -307,8 +319,9 @@ class Body:
         """The innermost plan with a label of its own, of the intention that acts."""
         for stack in self.agent.intentions:
             if stack and stack[-1].waiter is None:
-                labels = [getattr(intention, "label", "") for intention in reversed(stack)]
-                return next((label for label in labels if not label.startswith(("+", "-"))), labels[0])
+                labels = (getattr(intention, "label", "") for intention in reversed(stack))
+                own = (label for label in labels if not label.startswith(("+", "-")))
+                return next(own, getattr(stack[-1], "label", ""))
         return ""
 
 
