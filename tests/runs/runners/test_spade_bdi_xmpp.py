@@ -135,6 +135,10 @@ def _cpu_seconds(pid):
         ("!live.\n\n+!live <- .begin_episode; !swim.\n", "plans.asl:3: no applicable plan for +!swim/0"),
         ("!live.\n+!live <- .begin_episode;\n  .do(7).\n", "plans.asl:3: action 7 is not one of 0 to 3"),
         ("!live.\n+!live <- .do(0).\n", "the episode is over: .do needs .begin_episode first"),
+        (
+            "!live.\n+!live <- .begin_episode; !act.\n+!act : far(1) <- .do(1).\nfar(X) :- near(X).\nnear(X) :- far(X).\n",
+            "use themselves without end",
+        ),
         ("!live.\n+!live <- .begin_episode.\n", "the plans have nothing left to do after 1 of 60 episodes"),
     ],
 )
@@ -158,6 +162,11 @@ def test_a_plan_that_fails_is_a_failed_run_with_file_and_line(paths, machine, tm
         ("!live.\n\n+!live <- .fly(1).\n", "plans.asl:3: no such action '.fly/1'"),
         ("+!live <- .do(1).\n", "plans.asl: has no initial goal"),
         ("!live.\n", "no applicable plan for +!live/0"),
+        (
+            "!live.\nknown(1).\n+!live : far(1) <- .do(1).\nfar(X) :- known(X) & far(X).\n",
+            "plans.asl:4: the rules of far/1 use themselves without end, or too often",
+        ),
+        ("!live.\n+!live <- .do(" + "(" * 2000 + "1" + ")" * 2000 + ").\n", "plans.asl: an expression is nested too"),
     ],
 )
 def test_plans_that_cannot_be_used_are_refused_before_the_run_with_file_and_line(machine, tmp_path, text, finding):

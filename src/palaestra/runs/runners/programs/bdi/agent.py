@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import traceback
 from collections import Counter
 from typing import Any
 
@@ -70,6 +71,8 @@ class TracedAgent(agentspeak.runtime.Agent):  # type: ignore[misc]  # the librar
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._labels: dict[int, str] = {}
+        self.rule_places: dict[tuple[str, int], str] = {}
+        """File and line of the first rule, by its name and number of arguments."""
         self.recovered_failures = 0
         """Plans that failed and were replaced by a plan for `-!goal`."""
 
@@ -327,11 +330,21 @@ class Body:
 
 def build_agent(asl: str, file_name: str, body: Body, actions: Any, capture: LogCapture, beliefs: list[str]) -> Any:
     """Build the agent of a plan file. `PlanError` with file and line if it cannot be parsed."""
-    environment = agentspeak.runtime.Environment()
+    source, log = agentspeak.StringSource(file_name, asl), agentspeak.Log(logging.getLogger("agentspeak"), 3)
+    rules: dict[tuple[str, int], str] = {}
     try:
-        agent = environment.build_agent(agentspeak.StringSource(file_name, asl), actions, TracedAgent, "agent")
+        tree = agentspeak.parser.parse(file_name, agentspeak.lexer.TokenStream(source, log), log)
+        log.throw()
+        for rule in reversed(tree.rules):
+            rules[rule.head.functor, len(rule.head.terms)] = f"{rule.head.loc.filename}:{rule.head.loc.lineno}"
+        environment = agentspeak.runtime.Environment()
+        _, agent = environment.build_agent_from_ast(source, tree, actions, TracedAgent, "agent")
     except (agentspeak.AggregatedError, agentspeak.AslError) as error:
         raise PlanError("; ".join(capture.take()) or f"{file_name}: {error}") from None
+    except RecursionError as error:
+        reason = _describe_recursion(error, rules) or f"{file_name}: an expression is nested too deeply"
+        raise PlanError(reason) from None
+    agent.rule_places = rules
     problems = capture.take()
     if problems:
         raise PlanError("; ".join(problems))
@@ -339,6 +352,17 @@ def build_agent(asl: str, file_name: str, body: Body, actions: Any, capture: Log
         raise PlanError(f"{file_name}: has no initial goal, so the agent would do nothing: add a line like !live.")
     body.attach(agent, beliefs)
     return agent
+
+
+def _describe_recursion(error: RecursionError, rules: dict[tuple[str, int], str]) -> str | None:
+    """The rule that has exhausted the stack of the interpreter, with file and line; None if it was none."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        query = frame.f_locals.get("self")
+        if isinstance(query, agentspeak.runtime.TermQuery) and agentspeak.is_literal(query.term):
+            name, arity = query.term.literal_group()
+            if (name, arity) in rules:
+                return f"{rules[name, arity]}: the rules of {name}/{arity} use themselves without end, or too often"
+    return None
 
 
 def parse_beliefs(texts: list[str]) -> list[Any]:
@@ -383,6 +407,8 @@ def step_agent(agent: Any, capture: LogCapture) -> bool:
         return bool(agent.step())
     except (agentspeak.AggregatedError, agentspeak.AslError) as error:
         reason = "; ".join(capture.take()) or str(error)
+        if isinstance(error.__context__, RecursionError):
+            reason = _describe_recursion(error.__context__, agent.rule_places) or reason
         # Other exceptions are faults of a program, not of a plan.
         if isinstance(error.__context__, agentspeak.AslError) and agent.recover():
             return True
