@@ -149,7 +149,7 @@ def test_plans_may_repeat_episodes_and_steps_by_recursion(paths, machine, tmp_pa
     (tmp_path / "plans.asl").write_text(
         "!live.\n"
         "+!live : .more_episodes <- .begin_episode; !act; !live.\n+!live <- true.\n"
-        "+!act : over <- true.\n+!act <- .do(0); !act.\n"
+        "+!act : over <- true.\n+!act <- .do(0 / 2); !act.\n"
     )
     config = {**SHORT, "episodes": 200, "asl": str(tmp_path / "plans.asl"), "max_episode_steps": 10}
     plan = SpadeBdiRunner().plan(bdi_spec(config=config), paths, machine)

@@ -134,6 +134,10 @@ def _cpu_seconds(pid):
     [
         ("!live.\n\n+!live <- .begin_episode; !swim.\n", "plans.asl:3: no applicable plan for +!swim/0"),
         ("!live.\n+!live <- .begin_episode;\n  .do(7).\n", "plans.asl:3: action 7 is not one of 0 to 3"),
+        ("!live.\n+!live <- .begin_episode; .do(1.7).\n", "plans.asl:2: action 1.7 is not a whole number from 0 to 3"),
+        ('!live.\n+!live <- .begin_episode; .do("left").\n', 'action "left" is not a whole number from 0 to 3'),
+        ("!live.\n+!live <- .forbid(ice, 0, -1).\n", "plans.asl:2: action -1 is not one of 0 to 3"),
+        ("!live.\n+!live <- .use_only(ice, 1).\n", "plans.asl:2: 1 is not a list of actions, such as [0, 1]"),
         ("!live.\n+!live <- .do(0).\n", "the episode is over: .do needs .begin_episode first"),
         (
             "!live.\n+!live <- .begin_episode; !act.\n+!act : far(1) <- .do(1).\nfar(X) :- near(X).\nnear(X) :- far(X).\n",
