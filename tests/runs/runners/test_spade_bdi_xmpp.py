@@ -129,6 +129,17 @@ def _cpu_seconds(pid):
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+def test_plans_that_end_within_the_last_episode_are_a_failed_run(paths, machine, tmp_path):
+    asl = tmp_path / "plans.asl"
+    asl.write_text("!live.\n+!live <- .begin_episode; .do(0).\n")
+    plan = SpadeBdiRunner().plan(bdi_spec(config={**SHORT, "episodes": 1, "asl": str(asl)}), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 1
+    assert "the plans have nothing left to do after 0 of 1 episodes" in output.splitlines()[-1]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -143,7 +154,11 @@ def _cpu_seconds(pid):
             "!live.\n+!live <- .begin_episode; !act.\n+!act : far(1) <- .do(1).\nfar(X) :- near(X).\nnear(X) :- far(X).\n",
             "use themselves without end",
         ),
-        ("!live.\n+!live <- .begin_episode.\n", "the plans have nothing left to do after 1 of 60 episodes"),
+        (
+            "!live.\n+!live <- while (.more_episodes) {\n  .begin_episode;\n  .do(0);\n  .begin_episode }.\n",
+            "plans.asl:5: the episode is not over: .begin_episode has to wait until the belief over holds",
+        ),
+        ("!live.\n+!live <- .begin_episode.\n", "the plans have nothing left to do after 0 of 60 episodes"),
     ],
 )
 def test_a_plan_that_fails_is_a_failed_run_with_file_and_line(paths, machine, tmp_path, text, reason):

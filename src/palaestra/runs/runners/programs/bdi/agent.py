@@ -180,6 +180,11 @@ class Body:
         """Called after a step that does not end the episode."""
 
     @property
+    def finished_episodes(self) -> int:
+        """Episodes that are over."""
+        return self.episode if self.is_over else self.episode - 1
+
+    @property
     def has_more_episodes(self) -> bool:
         """Whether another episode may begin."""
         return not self.stop_requested and self.episode < self.max_episodes
@@ -198,6 +203,8 @@ class Body:
 
     def begin_episode(self) -> None:
         """Reset the environment."""
+        if not self.is_over:
+            raise agentspeak.AslError("the episode is not over: .begin_episode has to wait until the belief over holds")
         self.world.reset(self._seed)
         self._seed = None
         self.episode += 1
