@@ -158,6 +158,10 @@ def test_plans_that_end_within_the_last_episode_are_a_failed_run(paths, machine,
             "!live.\n+!live <- while (.more_episodes) {\n  .begin_episode;\n  .do(0);\n  .begin_episode }.\n",
             "plans.asl:5: the episode is not over: .begin_episode has to wait until the belief over holds",
         ),
+        (
+            "!live.\n+!live <- .begin_episode; .learn(ice).\n",
+            "plans.asl:2: no step of this episode to learn from: .learn needs .do first",
+        ),
         ("!live.\n+!live <- .begin_episode.\n", "the plans have nothing left to do after 0 of 60 episodes"),
     ],
 )

@@ -260,8 +260,10 @@ class Body:
     def learn(self, name: str, view: tuple[int, int, bool] | None = None) -> None:
         """Let a skill learn from the last step; a view replaces its states and says whether its part is over."""
         self.last_skill = name
-        if self.is_external or not self.steps:
+        if self.is_external:
             return
+        if not self.steps:
+            raise agentspeak.AslError("no step of this episode to learn from: .learn needs .do first")
         state, action, reward, next_state, terminated = self.steps[-1]
         if view is not None:
             state, next_state, terminated = view
