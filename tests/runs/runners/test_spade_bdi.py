@@ -251,6 +251,14 @@ def test_every_action_key_and_metric_is_in_the_documentation(paths, machine):
     assert [name for name in sorted(beliefs) if not re.search(rf"`{name}[(`]", page)] == []
 
 
+def test_a_peer_that_is_no_account_is_refused_by_name_and_the_case_of_an_account_does_not_matter(machine):
+    (refused,) = SpadeBdiRunner().preflight(bdi_spec(config={"xmpp": {"peers": ["bad peer"]}}), machine)
+
+    assert "'bad peer' is not the JID of an account, such as operator@example.org" in refused.text
+    config = SpadeBdiConfig.model_validate({"xmpp": {"peers": ["Operator@Example.org"]}})
+    assert config.xmpp.peers == ("operator@example.org",)
+
+
 def test_it_conforms(tmp_path, monkeypatch):
     monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "elsewhere"))
     directory = tmp_path / "runs"
@@ -266,6 +274,11 @@ def test_it_conforms(tmp_path, monkeypatch):
         ({"config": {"episode": 3}}, "flag", "episodes"),
         ({"config": {"asl": "nowhere.asl"}}, "asl", "AgentSpeak file"),
         ({"config": {"xmpp": {"host": "localhost"}}}, "flag", ""),
+        ({"config": {"xmpp": {"host": "localhost", "jid": "an agent@localhost"}}}, "flag", ""),
+        ({"config": {"xmpp": {"peers": ["operator@localhost", "bad peer"]}}}, "flag", ""),
+        ({"config": {"xmpp": {"peers": ["localhost"]}}}, "flag", ""),
+        # Messages are compared with the account, without the resource of its connection.
+        ({"config": {"xmpp": {"peers": ["operator@localhost/desk"]}}}, "flag", ""),
         ({"config": {"save_as": "../outside"}}, "flag", ""),
         # The value of such a variable would be stored with the command of the run.
         ({"config": {"xmpp": {"password_variable": "HOME"}}}, "flag", ""),

@@ -12,6 +12,7 @@ from palaestra.runs.wire import JsonObject
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 """Names of agents that a run keeps."""
+_BARE_JID = re.compile(r"""[^\s"&'/:<>@]+@[^\s"&'/<>@]+""")
 
 
 class BdiSkillConfig(Section):
@@ -52,7 +53,8 @@ class XmppConfig(Section):
     timeout_s: float = Field(30.0, gt=0, le=600)
     """Seconds for the start of the embedded server, and for the login."""
     peers: tuple[str, ...] = Field(default=(), max_length=100)
-    """Accounts whose messages become beliefs and goals of the agent. Messages of others are ignored."""
+    """Accounts whose messages become beliefs and goals of the agent, such as `operator@example.org`. Messages of others
+    are ignored."""
 
     @field_validator("password_variable")
     @classmethod
@@ -61,9 +63,18 @@ class XmppConfig(Section):
             raise ValueError("must be a name that is known to hold a secret, such as MY_PASSWORD: others are stored")
         return value
 
+    @field_validator("peers")
+    @classmethod
+    def _check_peers(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for peer in value:
+            if not _BARE_JID.fullmatch(peer):
+                raise ValueError(f"{peer!r} is not the JID of an account, such as operator@example.org (no resource)")
+        # Servers write the sender of a message in lower case.
+        return tuple(peer.lower() for peer in value)
+
     @model_validator(mode="after")
     def _check_account(self) -> XmppConfig:
-        if self.host and "@" not in self.jid:
+        if self.host and not _BARE_JID.fullmatch(self.jid.partition("/")[0]):
             raise ValueError("an external server needs jid, such as agent@example.org")
         if self.jid and not self.host:
             raise ValueError("jid needs host; the embedded server creates its own account")
