@@ -27,7 +27,7 @@ class CheckpointAgent:
         state, agent, _ = read_checkpoint(path, sha256)
         self._world = World(make_env(state.env_id, state.env_kwargs), state.family)
         self._library = SkillLibrary(self._world.states, self._world.actions, QLearning(**agent["q_learning"]), seed=0)
-        self._state, self._asl = load_checkpoint(path, self._library, sha256)
+        self._state, self._asl = load_checkpoint(path, self._library, state.env_id, sha256)
         self._library.explores = not deterministic
         self._capture = LogCapture()
         self._path = os.path.join(path, "plans.asl")

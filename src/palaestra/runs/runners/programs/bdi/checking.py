@@ -48,7 +48,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         return refuse("asl", str(error), "Correct the line; docs/bdi.md lists beliefs and actions")
     if args.load:
         try:
-            load_checkpoint(args.load, library)
+            load_checkpoint(args.load, library, args.env)
         except BadCheckpoint as error:
             return refuse("warm_start", error.args[0], error.args[1])
     return answer

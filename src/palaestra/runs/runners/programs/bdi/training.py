@@ -90,7 +90,7 @@ class BdiTraining:
 
     def _load(self, path: str) -> None:
         try:
-            state, _ = load_checkpoint(path, self.body.library)
+            state, _ = load_checkpoint(path, self.body.library, self.args.env)
         except BadCheckpoint as error:
             raise CannotTrain(f"the warm start {path}: {error.args[0]}", error.args[1]) from None
         self._beliefs = state.beliefs
