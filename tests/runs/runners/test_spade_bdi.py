@@ -11,7 +11,7 @@ from tests.runs.runners.conftest import run
 
 from palaestra.runs.runners.conformance import check_runner
 from palaestra.runs.runners.spade_bdi import SpadeBdiRunner
-from palaestra.runs.runners.spade_bdi_config import SpadeBdiConfig
+from palaestra.runs.runners.spade_bdi_checks import SpadeBdiConfig
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, TrainingStep
 from palaestra.telemetry.event import Belief, PhaseChanged
 

@@ -40,8 +40,7 @@ from palaestra.runs.runner import (
     RunnerCapabilities,
     StdoutLines,
 )
-from palaestra.runs.runners.spade_bdi_checks import begin_stream, find_syntax_fault
-from palaestra.runs.runners.spade_bdi_config import NAME, SpadeBdiConfig, XmppConfig
+from palaestra.runs.runners.spade_bdi_checks import NAME, SpadeBdiConfig, XmppConfig, begin_stream, find_syntax_fault
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
