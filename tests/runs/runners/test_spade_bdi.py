@@ -10,7 +10,8 @@ from tests.runs.runners.bdi import SHORT, bdi_spec, read_events
 from tests.runs.runners.conftest import run
 
 from palaestra.runs.runners.conformance import check_runner
-from palaestra.runs.runners.spade_bdi import SpadeBdiConfig, SpadeBdiRunner
+from palaestra.runs.runners.spade_bdi import SpadeBdiRunner
+from palaestra.runs.runners.spade_bdi_checks import SpadeBdiConfig
 from palaestra.telemetry import CheckpointSaved, EpisodeSummary, TrainingStep
 from palaestra.telemetry.event import Belief, PhaseChanged
 
@@ -127,10 +128,39 @@ def test_a_plan_for_a_failure_that_fails_itself_ends_the_run(paths, machine, tmp
 
     code, output = run(plan)
 
-    assert code == 2
+    assert code == 1
     assert "a plan failed: " in output.splitlines()[-1]
     assert "plans.asl:3: action 8 is not one of 0 to 3" in output.splitlines()[-1]
     assert "action 7" not in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("recovery", ["", "-!live <- !live.\n"])
+def test_a_goal_that_calls_itself_without_end_is_a_failed_run_with_file_and_line(paths, machine, tmp_path, recovery):
+    (tmp_path / "plans.asl").write_text(f"!live.\n+!live <-\n  !live.\n{recovery}")
+    plan = SpadeBdiRunner().plan(bdi_spec(config={**SHORT, "asl": str(tmp_path / "plans.asl")}), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 1
+    assert "plans.asl:3: +!live is nested in 10,000 goals, and no more are possible" in output.splitlines()[-1]
+
+
+def test_plans_may_repeat_episodes_and_steps_by_recursion(paths, machine, tmp_path):
+    (tmp_path / "plans.asl").write_text(
+        "!live.\n"
+        "+!live : .more_episodes <- .begin_episode; !act; !live.\n+!live <- true.\n"
+        "+!act : over <- true.\n+!act <- .do(0 / 2); !act.\n"
+    )
+    config = {**SHORT, "episodes": 200, "asl": str(tmp_path / "plans.asl"), "max_episode_steps": 10}
+    plan = SpadeBdiRunner().plan(bdi_spec(config=config), paths, machine)
+
+    code, output = run(plan)
+
+    assert code == 0, output
+    events = read_events(plan)
+    assert sum(isinstance(event, EpisodeSummary) for event in events) == 200
+    shown = [len(event.beliefs["intentions"]) for event in events if isinstance(event, Belief)]
+    assert max(shown) <= 100
 
 
 def test_the_same_seed_gives_the_same_episodes_and_another_seed_others(paths, machine):
@@ -221,6 +251,14 @@ def test_every_action_key_and_metric_is_in_the_documentation(paths, machine):
     assert [name for name in sorted(beliefs) if not re.search(rf"`{name}[(`]", page)] == []
 
 
+def test_a_peer_that_is_no_account_is_refused_by_name_and_the_case_of_an_account_does_not_matter(machine):
+    (refused,) = SpadeBdiRunner().preflight(bdi_spec(config={"xmpp": {"peers": ["bad peer"]}}), machine)
+
+    assert "'bad peer' is not the JID of an account, such as operator@example.org" in refused.text
+    config = SpadeBdiConfig.model_validate({"xmpp": {"peers": ["Operator@Example.org"]}})
+    assert config.xmpp.peers == ("operator@example.org",)
+
+
 def test_it_conforms(tmp_path, monkeypatch):
     monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / "elsewhere"))
     directory = tmp_path / "runs"
@@ -236,6 +274,11 @@ def test_it_conforms(tmp_path, monkeypatch):
         ({"config": {"episode": 3}}, "flag", "episodes"),
         ({"config": {"asl": "nowhere.asl"}}, "asl", "AgentSpeak file"),
         ({"config": {"xmpp": {"host": "localhost"}}}, "flag", ""),
+        ({"config": {"xmpp": {"host": "localhost", "jid": "an agent@localhost"}}}, "flag", ""),
+        ({"config": {"xmpp": {"peers": ["operator@localhost", "bad peer"]}}}, "flag", ""),
+        ({"config": {"xmpp": {"peers": ["localhost"]}}}, "flag", ""),
+        # Messages are compared with the account, without the resource of its connection.
+        ({"config": {"xmpp": {"peers": ["operator@localhost/desk"]}}}, "flag", ""),
         ({"config": {"save_as": "../outside"}}, "flag", ""),
         # The value of such a variable would be stored with the command of the run.
         ({"config": {"xmpp": {"password_variable": "HOME"}}}, "flag", ""),

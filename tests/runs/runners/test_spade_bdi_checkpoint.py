@@ -92,9 +92,28 @@ def test_a_changed_byte_a_missing_file_and_another_shape_are_refused_before_the_
     (tmp_path / "missing" / "q_tables.npz").unlink()
     ((_, text),) = _refusal(machine, tmp_path / "missing")
     assert "q_tables.npz" in text
-    ((check, text),) = _refusal(machine, tmp_path / "good", env_id="CliffWalking-v1") or [("", "")]
-    assert check == "warm_start"
-    assert text == "its tables have 16 states and 4 actions, the environment has 48 and 4"
+    write_lake_agent(tmp_path / "large", states=64)
+    assert _refusal(machine, tmp_path / "large") == [
+        ("warm_start", "its tables have 64 states and 4 actions, the environment has 16 and 4")
+    ]
+
+
+def test_a_checkpoint_of_another_environment_of_the_same_size_is_refused_before_the_run_and_at_its_start(
+    paths, machine, tmp_path
+):
+    write_lake_agent(tmp_path / "lake")
+    config = {"episodes": 2, "env_kwargs": {"rows": ["S...", "....", "....", "...G"]}}
+    spec = bdi_spec(env_id="palaestra/GridWorld-v0", config=config, warm_start=str(tmp_path / "lake"))
+
+    findings = SpadeBdiRunner().preflight(spec, machine)
+    code, output = run(SpadeBdiRunner().plan(spec, paths, machine))
+
+    reason = "it was trained in FrozenLake-v1, and the environment is palaestra/GridWorld-v0"
+    (refused,) = [one for one in findings if one.level == "refused"]
+    assert (refused.check, refused.text) == ("warm_start", reason)
+    assert refused.remedy == "Use it in FrozenLake-v1 with the arguments {'is_slippery': False}"
+    assert code == 1
+    assert reason in output.splitlines()[-1]
 
 
 def test_tables_that_do_not_fit_their_own_description_are_refused(machine, tmp_path):
@@ -218,7 +237,7 @@ def test_a_checkpoint_that_cannot_be_kept_is_a_failed_run_with_its_path(paths, m
 
     code, output = run(plan)
 
-    assert code == 2
+    assert code == 1
     (saved,) = [event for event in read_events(plan) if isinstance(event, CheckpointSaved)]
     assert f"the checkpoint {saved.path} cannot be kept as {agents / 'lake'}" in output.splitlines()[-1]
     assert [path.name for path in agents.iterdir()] == ["lake"]

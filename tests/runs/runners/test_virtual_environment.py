@@ -2,6 +2,8 @@
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,6 @@ import pytest
 
 from palaestra.runs.process.virtual_environment import LOCATION_VARIABLE, MARKER, RunnerEnvironment
 from palaestra.runs.runner import Machine
-from palaestra.runs.runners.programs import environment_program
 from palaestra.runs.runners.spade_bdi import SpadeBdiRunner
 from palaestra.runs.spec import RunSpec
 
@@ -63,11 +64,31 @@ def test_without_an_index_nothing_is_left_and_the_last_line_is_the_reason(tmp_pa
 
     done = subprocess.run(command, env={**os.environ, **CLOSED}, capture_output=True, text=True, check=False)
 
-    assert done.returncode == environment_program.FAILED
+    assert done.returncode == 1
     last = done.stdout.splitlines()[-1]
     assert "cannot be created: No matching distribution found for greenlet==3.5.6" in last
     assert "PIP_INDEX_URL" in last
     assert [path.name for path in (tmp_path / "environments").iterdir() if not path.name.endswith(".lock")] == []
+
+
+def test_nothing_is_left_of_a_creation_that_is_stopped(tmp_path):
+    environment, machine = _environment(tmp_path, "greenlet==3.5.6"), _machine(tmp_path)
+    command = [*environment.command(machine, None), "-c", "pass"]
+    # An index that accepts a connection and answers nothing: pip waits for it.
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        index.settimeout(120)
+        url = {"PIP_INDEX_URL": f"http://127.0.0.1:{index.getsockname()[1]}/simple", "no_proxy": "127.0.0.1"}
+        creator = subprocess.Popen(
+            command, env={**os.environ, **CLOSED, **url}, stdout=subprocess.DEVNULL, start_new_session=True
+        )
+        with index.accept()[0]:
+            during = [path.name for path in (tmp_path / "environments").iterdir() if path.suffix == ".new"]
+            os.killpg(creator.pid, signal.SIGTERM)
+            code = creator.wait(60)
+
+    assert len(during) == 1
+    assert code == 130
+    assert [path.suffix for path in (tmp_path / "environments").iterdir()] == [".lock"]
 
 
 def test_other_pins_are_another_environment(tmp_path):

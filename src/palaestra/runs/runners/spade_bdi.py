@@ -10,19 +10,15 @@ import hashlib
 import ipaddress
 import itertools
 import json
-import re
 import socket
 import subprocess
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import Field, field_validator, model_validator
-
-from palaestra.config import Section, parse_section
+from palaestra.config import parse_section
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.files.home import Home
-from palaestra.redaction import is_secret_name
 from palaestra.runs.catalogue import EnvironmentInfo
 from palaestra.runs.process.environments import read_parameters
 from palaestra.runs.process.interpreter import (
@@ -44,7 +40,7 @@ from palaestra.runs.runner import (
     RunnerCapabilities,
     StdoutLines,
 )
-from palaestra.runs.runners.spade_bdi_checks import begin_stream, find_syntax_fault
+from palaestra.runs.runners.spade_bdi_checks import NAME, SpadeBdiConfig, XmppConfig, begin_stream, find_syntax_fault
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
 
@@ -60,100 +56,9 @@ _ENVIRONMENTS = {
     "palaestra/GridWorld-v0": "Palaestra",
 }
 _LIMITS = {"FrozenLake-v1": 100, "FrozenLake8x8-v1": 200, "Taxi-v4": 200, "palaestra/GridWorld-v0": 100}
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 _CHECK_TIMEOUT_S = 60.0
 _CONNECT_TIMEOUT_S = 3.0
 _STOP_GRACE_S = 15.0
-
-
-class BdiSkillConfig(Section):
-    """Q-learning, as the plans use it."""
-
-    learning_rate: float = Field(0.1, gt=0, le=1)
-    """Step size of an update."""
-    discount: float = Field(0.99, ge=0, le=1)
-    """Discount factor per step."""
-    epsilon_start: float = Field(1.0, gt=0, le=1)
-    """Probability of a random action of a new skill."""
-    epsilon_end: float = Field(0.05, gt=0, le=1)
-    """Probability of a random action after the decay."""
-    epsilon_decay_steps: int = Field(20_000, ge=1)
-    """Steps of a skill until epsilon reaches `epsilon_end`."""
-    exponential_decay: bool = False
-    """Decay by equal ratios instead of equal differences."""
-    initial_value: float = 0.0
-    """Value of all actions of a new skill."""
-    confidence_window: int = Field(20, ge=1, le=10_000)
-    """Episodes without exploration over which the success of a skill is averaged; its confidence is unknown until half
-    of them are played."""
-
-
-class XmppConfig(Section):
-    """The XMPP server. Without a host, a server that only this machine can reach runs in the worker."""
-
-    host: str = ""
-    """Host of an external server. Empty: an embedded server on the loopback interface."""
-    port: int = Field(0, ge=0, le=65_535)
-    """Port. 0: a free port for the embedded server, 5222 for an external one."""
-    jid: str = ""
-    """Account at the external server: `agent@example.org`."""
-    password_variable: str = Field("PALAESTRA_XMPP_PASSWORD", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    """Environment variable of the run service that holds the password of that account."""
-    verify_tls: bool = True
-    """Verify the certificate of the external server."""
-    timeout_s: float = Field(30.0, gt=0, le=600)
-    """Seconds for the start of the embedded server, and for the login."""
-    peers: tuple[str, ...] = Field(default=(), max_length=100)
-    """Accounts whose messages become beliefs and goals of the agent. Messages of others are ignored."""
-
-    @field_validator("password_variable")
-    @classmethod
-    def _check_variable(cls, value: str) -> str:
-        if not is_secret_name(value):
-            raise ValueError("must be a name that is known to hold a secret, such as MY_PASSWORD: others are stored")
-        return value
-
-    @model_validator(mode="after")
-    def _check_account(self) -> XmppConfig:
-        if self.host and "@" not in self.jid:
-            raise ValueError("an external server needs jid, such as agent@example.org")
-        if self.jid and not self.host:
-            raise ValueError("jid needs host; the embedded server creates its own account")
-        return self
-
-
-class SpadeBdiConfig(Section):
-    """Configuration of a run of a BDI agent."""
-
-    episodes: int = Field(1000, ge=1)
-    """Number of episodes."""
-    env_kwargs: JsonObject = Field(default_factory=dict)
-    """Keyword arguments of the environment, such as `is_slippery` or `map_name`."""
-    asl: str | None = None
-    """Path of an AgentSpeak file (null: the plans that ship for the environment)."""
-    max_episode_steps: int | None = Field(None, ge=1)
-    """Truncate episodes after this many steps (null: the environment's own limit; 500 if it has none)."""
-    q_learning: BdiSkillConfig = BdiSkillConfig.model_validate({})
-    """The Q-learning skill."""
-    cache_threshold: float = Field(0.6, ge=0, le=1)
-    """Confidence from which the plans cache a skill as a policy; the belief `cache_threshold`."""
-    save_as: str = ""
-    """Keep the last checkpoint under this name in `custom/spade_bdi` of the state directory, also after a stop."""
-    checkpoint_every: int | None = Field(None, ge=1)
-    """Episodes between checkpoints (null: only at the end)."""
-    report_every: int = Field(20, ge=1)
-    """Episodes between two reports of metrics."""
-    belief_interval_s: float = Field(1.0, ge=0.1)
-    """Minimum seconds between two reports of beliefs."""
-    xmpp: XmppConfig = XmppConfig.model_validate({})
-    """The XMPP server."""
-
-    @field_validator("save_as")
-    @classmethod
-    def _check_name(cls, value: str) -> str:
-        if value and not _NAME.fullmatch(value):
-            raise ValueError("may hold letters, digits, dot, dash and underscore only, at most 63, no leading dot")
-        return value
 
 
 @dataclass(frozen=True)
@@ -304,7 +209,7 @@ def _asl_path(spec: RunSpec, config: SpadeBdiConfig) -> Path | None:
 def _agent_name(config: SpadeBdiConfig) -> str:
     """`bdi`, or the name of the user's own plans: runs with other plans are another agent."""
     stem = Path(config.asl or "").stem
-    return stem if _NAME.fullmatch(stem) else "bdi"
+    return stem if NAME.fullmatch(stem) else "bdi"
 
 
 def _plans_digest(spec: RunSpec, config: SpadeBdiConfig) -> str:
@@ -401,22 +306,22 @@ def _check(spec: RunSpec, config: SpadeBdiConfig, interpreter: Interpreter, mach
     """Run `bdi_program.py check`. The answer is cached for a minute, since a preview and a launch ask the same."""
     assert spec.env_id is not None
     load = str(_find_warm_start(spec, Home.default().path)) if spec.warm_start is not None else ""
-    words = ["--env", spec.env_id, "--env-kwargs", json.dumps(config.env_kwargs, sort_keys=True)]
-    words += ["--asl", str(_asl_path(spec, config) or ""), "--load", load]
-    key = (interpreter.path, _plans_digest(spec, config), *words)
+    arguments = ["--env", spec.env_id, "--env-kwargs", json.dumps(config.env_kwargs, sort_keys=True)]
+    arguments += ["--asl", str(_asl_path(spec, config) or ""), "--load", load]
+    key = (interpreter.path, _plans_digest(spec, config), *arguments)
     now = time.monotonic()
     for old in [known for known, (_, expires) in _answers.items() if now > expires]:
         del _answers[old]
     if key not in _answers:
-        _answers[key] = (_run_check(interpreter, words, machine), now + CACHE_S)
+        _answers[key] = (_run_check(interpreter, arguments, machine), now + CACHE_S)
     return _answers[key][0]
 
 
-def _run_check(interpreter: Interpreter, words: list[str], machine: Machine) -> CheckAnswer:
+def _run_check(interpreter: Interpreter, arguments: list[str], machine: Machine) -> CheckAnswer:
     environment = {**inherited_variables(machine), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONHASHSEED": "0"}
     try:
         done = subprocess.run(
-            [interpreter.path, str(PROGRAM), "check", *words],
+            [interpreter.path, str(PROGRAM), "check", *arguments],
             env=environment,
             cwd="/",
             stdin=subprocess.DEVNULL,

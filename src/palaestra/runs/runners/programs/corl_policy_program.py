@@ -98,7 +98,7 @@ def _find_value(name: str, values: dict[str, Any]) -> Any:
     return values.get(name, values.get(f"actor_{name}", values.get(f"policy_{name}")))
 
 
-def parse_args(words: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint")
@@ -109,7 +109,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--values", default="{}", help="JSON: the configuration of the run")
     parser.add_argument("--observations", required=True, help="JSON file with scale and offset of observations")
     parser.add_argument("--sample", action="store_true", help="sample actions instead of taking the likeliest")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -347,7 +347,7 @@ def _enter_small_cgroup(limit: int) -> None:
             handle.write(str(value))
 
 
-def parse_args(words: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--journal", required=True, help="metrics.jsonl of the attempt")
@@ -369,7 +369,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--corrupt-line", choices=("", "middle", "end"), default="")
     parser.add_argument("--spike-every", type=int, default=0)
     parser.add_argument("--nan-from", type=int, default=0)
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

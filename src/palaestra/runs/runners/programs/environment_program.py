@@ -3,7 +3,8 @@
     python environment_program.py DIRECTORY REQUIREMENTS [--stderr] -- PROGRAM ARGUMENT…
 
 The environment is complete or absent: it is built under a temporary name and renamed, and a lock lets one process
-build it while others wait. Progress goes to standard output as marked lines, or with `--stderr` to standard error.
+build it while others wait. SIGTERM removes what is not complete. Progress goes to standard output as marked lines, or
+with `--stderr` to standard error.
 """
 
 from __future__ import annotations
@@ -12,19 +13,21 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
+from types import FrameType
 
 MARKER = "palaestra.json"
 """Written last, with the requirements that are installed."""
-FAILED = 2
+FAILED, STOPPED = 1, 130
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Create the environment if it is missing, and become the program."""
-    split = words.index("--")
-    directory, requirements, *options = words[:split]
+    split = argv.index("--")
+    directory, requirements, *options = argv[:split]
     prints_to_stderr = "--stderr" in options
     reason = "" if is_ready(directory) else create(directory, requirements, prints_to_stderr)
     if reason:
@@ -33,7 +36,7 @@ def main(words: list[str]) -> int:
         return FAILED
     python = os.path.join(directory, "bin", "python")
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
-    return os.execve(python, [python, *words[split + 1 :]], environment)
+    return os.execve(python, [python, *argv[split + 1 :]], environment)
 
 
 def is_ready(directory: str) -> bool:
@@ -44,6 +47,7 @@ def is_ready(directory: str) -> bool:
 
 def create(directory: str, requirements: str, prints_to_stderr: bool) -> str:
     """Create the environment, or wait until another process has; returns why that failed, or an empty string."""
+    signal.signal(signal.SIGTERM, stop)  # until the program takes the place of this one
     parent, name = os.path.split(directory)
     os.makedirs(parent, exist_ok=True)
     with open(os.path.join(parent, f".{name}.lock"), "w") as lock:
@@ -92,12 +96,22 @@ def run(command: list[str], prints_to_stderr: bool) -> str:
     last = ""
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        for line in process.stdout:
-            line = line.rstrip()
-            write(line, prints_to_stderr)
-            # pip explains a failure in lines that begin with ERROR.
-            last = line if line and ("ERROR" in line or not last.startswith("ERROR")) else last
+        try:
+            for line in process.stdout:
+                line = line.rstrip()
+                write(line, prints_to_stderr)
+                # pip explains a failure in lines that begin with ERROR.
+                last = line if line and ("ERROR" in line or not last.startswith("ERROR")) else last
+        except BaseException:
+            process.terminate()  # else it would continue to write below the temporary name
+            raise
     return "" if process.returncode == 0 else last.removeprefix("ERROR: ") or f"exit code {process.returncode}"
+
+
+def stop(number: int, frame: FrameType | None) -> None:
+    """End the program in a way that removes the temporary directory. A second signal does not interrupt that."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(STOPPED)
 
 
 def report(text: str, prints_to_stderr: bool) -> None:

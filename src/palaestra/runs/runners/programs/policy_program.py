@@ -455,7 +455,7 @@ def serve(args: argparse.Namespace, build: Callable[[Any], Any], source: BinaryI
     return 0
 
 
-def parse_args(words: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("kind", choices=("sb3", "cleanrl"))
@@ -473,7 +473,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     cleanrl.add_argument("--imported", nargs="*", default=[], help="modules of the checkout that the script imports")
     cleanrl.add_argument("--script-sha256", default="", help="of the script and those modules")
     cleanrl.add_argument("--values", default="{}", help="JSON: the arguments of the run")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

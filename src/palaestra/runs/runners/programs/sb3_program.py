@@ -153,7 +153,7 @@ class Sb3Training:
         self.saved = now
 
 
-def parse_args(words: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("algorithm", help="stable_baselines3:PPO")
@@ -168,7 +168,7 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--load", default="", help="start from the weights of this checkpoint")
     parser.add_argument("--resume", default="", help="resume from this checkpoint")
     parser.add_argument("--video", action="store_true")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
 if __name__ == "__main__":

@@ -20,14 +20,14 @@ _MAX_INSTRUCTIONS = 100_000
 _BELIEFS_SHOWN = 50
 
 
-class PlayedAgent:
+class CheckpointAgent:
     """The agent of a checkpoint, which says what it would do in each state."""
 
     def __init__(self, path: str, sha256: str, *, deterministic: bool) -> None:
         state, agent, _ = read_checkpoint(path, sha256)
         self._world = World(make_env(state.env_id, state.env_kwargs), state.family)
         self._library = SkillLibrary(self._world.states, self._world.actions, QLearning(**agent["q_learning"]), seed=0)
-        self._state, self._asl = load_checkpoint(path, self._library, sha256)
+        self._state, self._asl = load_checkpoint(path, self._library, state.env_id, sha256)
         self._library.explores = not deterministic
         self._capture = LogCapture()
         self._path = os.path.join(path, "plans.asl")
@@ -118,7 +118,7 @@ def serve(args: argparse.Namespace, source: BinaryIO, target: BinaryIO) -> int:
         target.flush()
 
     try:
-        agent = PlayedAgent(args.checkpoint, args.sha256, deterministic=not args.sample)
+        agent = CheckpointAgent(args.checkpoint, args.sha256, deterministic=not args.sample)
     except BadCheckpoint as error:
         send({"type": "failed", "text": f"It cannot act: {error.args[0]}.", "remedy": error.args[1]})
         return 1
@@ -127,8 +127,8 @@ def serve(args: argparse.Namespace, source: BinaryIO, target: BinaryIO) -> int:
         send({"type": "failed", "text": text[:2000], "remedy": "The log of the play has the details"})
         raise
     table = agent.q_table()
-    drawn = {} if table is None else {"q_table": table}
-    send({"type": "ready", **protocol.describe_spaces(agent.env), "notes": [], **drawn})
+    table_fields = {} if table is None else {"q_table": table}
+    send({"type": "ready", **protocol.describe_spaces(agent.env), "notes": [], **table_fields})
     for header, payload in protocol.read_messages(source):
         if header.get("type") == "begin":
             agent.begin(int(header.get("seed", 0)))
@@ -144,13 +144,13 @@ def serve(args: argparse.Namespace, source: BinaryIO, target: BinaryIO) -> int:
     return 0
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Serve a play on the standard streams."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("checkpoint")
     parser.add_argument("--sha256", required=True, help="of its manifest")
     parser.add_argument("--sample", action="store_true", help="explore as in training")
-    args = parser.parse_args(words)
+    args = parser.parse_args(argv)
     # Plans print to standard output; only messages may reach the play.
     with os.fdopen(os.dup(1), "wb") as messages:
         os.dup2(2, 1)

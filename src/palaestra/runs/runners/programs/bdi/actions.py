@@ -58,26 +58,26 @@ class PlanActions:
         return True
 
     def _do(self, intention: Any, action: Any) -> bool:
-        self._body.perform(_number(action, intention))
+        self._body.perform(self._action(action, intention))
         return True
 
     def _explore(self, intention: Any, skill: Any, action: Any) -> bool:
         return self._choose(intention, skill, self._body.world.state, action, explores=True)
 
     def _explore_in(self, intention: Any, skill: Any, state: Any, action: Any) -> bool:
-        return self._choose(intention, skill, _number(state, intention), action, explores=True)
+        return self._choose(intention, skill, self._state(state, intention), action, explores=True)
 
     def _choose_best(self, intention: Any, skill: Any, action: Any) -> bool:
         return self._choose(intention, skill, self._body.world.state, action, explores=False)
 
     def _choose_best_in(self, intention: Any, skill: Any, state: Any, action: Any) -> bool:
-        return self._choose(intention, skill, _number(state, intention), action, explores=False)
+        return self._choose(intention, skill, self._state(state, intention), action, explores=False)
 
     def _choose(self, intention: Any, skill: Any, state: int, action: Any, *, explores: bool) -> bool:
         name = skill_name(skill, intention.scope)
         self._body.chooser, self._body.last_skill, self._body.row = "skill", name, state
         if explores:
-            self._body.explored.add(name)
+            self._body.exploring_skills.add(name)
         choose = self._library.choose if explores else self._library.choose_best
         return _bind(action, choose(name, state), intention)
 
@@ -85,19 +85,22 @@ class PlanActions:
         self._body.learn(skill_name(skill, intention.scope))
         return True
 
-    def _learn_in(self, intention: Any, skill: Any, state: Any, following: Any, over: Any) -> bool:
+    def _learn_in(self, intention: Any, skill: Any, state: Any, next_state: Any, over: Any) -> bool:
         is_over = agentspeak.grounded(over, intention.scope) is True
-        view = (_number(state, intention), _number(following, intention), is_over)
+        view = (self._state(state, intention), self._state(next_state, intention), is_over)
         self._body.learn(skill_name(skill, intention.scope), view)
         return True
 
     def _forbid(self, intention: Any, skill: Any, state: Any, action: Any) -> bool:
         name = skill_name(skill, intention.scope)
-        self._library.forbid(name, _number(state, intention), _number(action, intention))
+        self._library.forbid(name, self._state(state, intention), self._action(action, intention))
         return True
 
     def _use_only(self, intention: Any, skill: Any, actions: Any) -> bool:
-        allowed = tuple(int(value) for value in agentspeak.grounded(actions, intention.scope))
+        values = agentspeak.grounded(actions, intention.scope)
+        if not agentspeak.is_list(values):
+            raise ValueError(f"{agentspeak.asl_repr(values)} is not a list of actions, such as [0, 1]")
+        allowed = tuple(self._action(value, intention) for value in values)
         self._library.use_only(skill_name(skill, intention.scope), allowed)
         return True
 
@@ -132,8 +135,8 @@ class PlanActions:
         policy = self._library.policies.get(name)
         if policy is None:
             return False
-        for _ in range(_number(steps, intention)):
-            if body.is_over or body.chosen is not None:
+        for _ in range(_number(steps, intention, "the number of steps")):
+            if body.is_over or body.pending_action is not None:
                 break
             body.chooser, body.last_skill, body.row = "policy", name, body.world.state
             body.perform(policy.actions[body.world.state])
@@ -151,6 +154,12 @@ class PlanActions:
         self._library.reset_exploration(skill_name(skill, intention.scope))
         return True
 
+    def _action(self, term: Any, intention: Any) -> int:
+        return _number(term, intention, "action", self._library.actions)
+
+    def _state(self, term: Any, intention: Any) -> int:
+        return _number(term, intention, "state", self._library.states)
+
 
 def _as_action(method: Callable[..., bool]) -> Callable[[Any, Any, Any], Iterator[None]]:
     """A generator as agentspeak calls it: it yields once if the method succeeds."""
@@ -166,8 +175,15 @@ def _as_action(method: Callable[..., bool]) -> Callable[[Any, Any, Any], Iterato
     return run
 
 
-def _number(term: Any, intention: Any) -> int:
-    return int(agentspeak.evaluate(agentspeak.grounded(term, intention.scope), intention.scope))
+def _number(term: Any, intention: Any, kind: str, count: int | None = None) -> int:
+    """A whole number, below `count` if that is given. A quotient such as 4 / 2 is one, although it is a float."""
+    value = agentspeak.evaluate(agentspeak.grounded(term, intention.scope), intention.scope)
+    if not agentspeak.is_number(value) or value != value // 1:
+        expected = "a whole number" if count is None else f"a whole number from 0 to {count - 1}"
+        raise ValueError(f"{kind} {agentspeak.asl_repr(value)} is not {expected}")
+    if count is not None and not 0 <= value < count:
+        raise ValueError(f"{kind} {int(value)} is not one of 0 to {count - 1}")
+    return int(value)
 
 
 def _bind(term: Any, value: Any, intention: Any) -> bool:

@@ -6,7 +6,9 @@ it. docs/bdi.md lists beliefs and actions.
 
 from __future__ import annotations
 
+import itertools
 import logging
+import traceback
 from collections import Counter
 from typing import Any
 
@@ -21,8 +23,11 @@ BODY_BELIEFS = frozenset(
     "state at goal step episode reward last_action over outcome bumped passenger destination states actions size move "
     "slippery stop cache_threshold has_policy".split()
 )
-"""Names of beliefs that the body maintains; all others are what the plans have found out."""
+"""Names of beliefs that the body maintains; all others are added by the plans."""
 MAX_BELIEFS = 200
+MAX_DEPTH = 10_000
+"""Goals within goals. A plan that repeats itself by recursion, for example per episode, nests one more each time."""
+_DEPTH_SHOWN = 100
 _SOURCES = ("agentspeak.runtime", "agentspeak.parser", "agentspeak.lexer", "agentspeak")
 
 
@@ -48,7 +53,10 @@ class LogCapture(logging.Handler):
         place = getattr(record, "loc", None)
         where = f"{place.filename}:{place.lineno}: " if place else ""
         cause = record.exc_info[1] if record.exc_info else None
-        text = record.getMessage() if cause is None else f"{type(cause).__name__}: {cause}"
+        if cause is None:
+            text = record.getMessage()
+        else:
+            text = str(cause) if isinstance(cause, PlanError) else f"{type(cause).__name__}: {cause}"
         self.lines.append((record.levelno, where + text))
 
     def take(self) -> list[str]:
@@ -63,6 +71,8 @@ class TracedAgent(agentspeak.runtime.Agent):  # type: ignore[misc]  # the librar
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._labels: dict[int, str] = {}
+        self.rule_places: dict[tuple[str, int], str] = {}
+        """File and line of the first rule, by its name and number of arguments."""
         self.recovered_failures = 0
         """Plans that failed and were replaced by a plan for `-!goal`."""
 
@@ -78,7 +88,12 @@ class TracedAgent(agentspeak.runtime.Agent):  # type: ignore[misc]  # the librar
         return list(self._labels.values())
 
     def call(self, trigger: Any, goal_type: Any, term: Any, calling_intention: Any, delayed: bool = False) -> Any:
-        """Select a plan, and note its label in the new intention."""
+        """Select a plan, and note its label in the new intention. `PlanError` if goals nest without end."""
+        if any(len(stack) >= MAX_DEPTH and stack[-1] is calling_intention for stack in self.intentions):
+            # Not an AslError: a plan for `-!goal` cannot recover from it without nesting again.
+            event = f"{trigger.value}{goal_type.value}{term.functor}"
+            reason = f"{event} is nested in {MAX_DEPTH:,} goals, and no more are possible"
+            raise PlanError(f"{reason}: repeat with while instead of a goal that calls itself")
         result = super().call(trigger, goal_type, term, calling_intention, delayed)
         for stack in self.intentions:
             if stack and not hasattr(stack[-1], "label"):
@@ -118,11 +133,11 @@ class TracedAgent(agentspeak.runtime.Agent):  # type: ignore[misc]  # the librar
         return None
 
     def describe_intentions(self) -> list[dict[str, str]]:
-        """The goal and the plan of every intention, from the outermost one on."""
+        """The goal and the plan of every intention, from the outermost one on; of a deep one only the first levels."""
         return [
             {"goal": write_term(intention.head_term), "plan": getattr(intention, "label", "")}
             for stack in self.intentions
-            for intention in stack
+            for intention in itertools.islice(stack, _DEPTH_SHOWN)
             if intention.head_term is not None
         ]
 
@@ -134,10 +149,10 @@ class Body:
         self.world, self.library = world, library
         self.max_episodes, self.threshold = episodes, threshold
         self.agent: Any = None
-        self.stopped = False
+        self.stop_requested = False
         self.is_external = False
         """Whether a play performs the actions: `.do` then only says which one."""
-        self.chosen: int | None = None
+        self.pending_action: int | None = None
         self.episode = self.env_step = self.length = 0
         self.episode_return = 0.0
         self.is_over = True
@@ -147,13 +162,13 @@ class Body:
         self.plan = self.chooser = ""
         self.choosers: Counter[str] = Counter()
         """Number of actions chosen by a `plan`, a cached `policy` or a `skill`."""
-        self.plans: Counter[str] = Counter()
+        self.actions_by_plan: Counter[str] = Counter()
         """Actions by the label of the plan that chose them."""
         self.td_errors: list[float] = []
         self.repairs = 0
-        self.used: set[str] = set()
+        self.used_skills: set[str] = set()
         """Skills used in this episode."""
-        self.explored: set[str] = set()
+        self.exploring_skills: set[str] = set()
         """Skills that explored in this episode."""
         self.last_skill = ""
         """The skill that plans used last; empty before the first."""
@@ -165,12 +180,17 @@ class Body:
         """Called after a step that does not end the episode."""
 
     @property
+    def finished_episodes(self) -> int:
+        """Episodes that are over."""
+        return self.episode if self.is_over else self.episode - 1
+
+    @property
     def has_more_episodes(self) -> bool:
         """Whether another episode may begin."""
-        return not self.stopped and self.episode < self.max_episodes
+        return not self.stop_requested and self.episode < self.max_episodes
 
     def attach(self, agent: Any, beliefs: list[str]) -> None:
-        """Give an agent its body, the facts of the world, and what it had found out before."""
+        """Give an agent its body, the facts of the world, and the beliefs of its checkpoint."""
         self.agent = agent
         for percept in [*self.world.facts(), Percept("cache_threshold", (self.threshold,))]:
             self.agent.beliefs[percept.name, len(percept.values)].add(
@@ -183,14 +203,16 @@ class Body:
 
     def begin_episode(self) -> None:
         """Reset the environment."""
+        if not self.is_over:
+            raise agentspeak.AslError("the episode is not over: .begin_episode has to wait until the belief over holds")
         self.world.reset(self._seed)
         self._seed = None
         self.episode += 1
         self.length, self.episode_return, self.outcome = 0, 0.0, ""
         self.is_over = False
         self.steps.clear()
-        self.used.clear()
-        self.explored.clear()
+        self.used_skills.clear()
+        self.exploring_skills.clear()
         for name, arity in (("over", 0), ("outcome", 1), ("bumped", 1), ("last_action", 1), ("reward", 1)):
             self._forget(name, arity)
         self.perceive([Percept("episode", (self.episode,))])
@@ -203,11 +225,11 @@ class Body:
         if not 0 <= action < self.world.actions:
             raise agentspeak.AslError(f"action {action} is not one of 0 to {self.world.actions - 1}")
         self.plan = self._current_plan()
-        self.plans[self.plan] += 1
+        self.actions_by_plan[self.plan] += 1
         self.choosers[self.chooser or "plan"] += 1
         self.chooser = ""
         if self.is_external:
-            self.chosen = action
+            self.pending_action = action
             return
         before = self.world.state
         result = self.world.step(action)
@@ -230,21 +252,23 @@ class Body:
         success = self.world.is_success
         self.outcome = "success" if success else "failure" if terminated else "timeout"
         self.is_over = True
-        for name in self.used:
-            self.library.finish_episode(name, success, name in self.explored)
+        for name in self.used_skills:
+            self.library.finish_episode(name, success, name in self.exploring_skills)
         self.perceive([Percept("outcome", (agentspeak.Literal(self.outcome),)), Percept("over")])
         self.on_episode()
 
     def learn(self, name: str, view: tuple[int, int, bool] | None = None) -> None:
         """Let a skill learn from the last step; a view replaces its states and says whether its part is over."""
         self.last_skill = name
-        if self.is_external or not self.steps:
+        if self.is_external:
             return
-        state, action, reward, following, terminated = self.steps[-1]
+        if not self.steps:
+            raise agentspeak.AslError("no step of this episode to learn from: .learn needs .do first")
+        state, action, reward, next_state, terminated = self.steps[-1]
         if view is not None:
-            state, following, terminated = view
-        self.used.add(name)
-        self.td_errors.append(abs(self.library.learn(name, state, action, reward, following, terminated)))
+            state, next_state, terminated = view
+        self.used_skills.add(name)
+        self.td_errors.append(abs(self.library.learn(name, state, action, reward, next_state, terminated)))
 
     def believe_policy(self, name: str, confidence: float | None) -> None:
         """Replace the belief `has_policy` of a skill; without a confidence, remove it."""
@@ -274,7 +298,7 @@ class Body:
         return sorted(texts)[:MAX_BELIEFS]
 
     def learned_beliefs(self) -> list[str]:
-        """What the plans have found out, as text."""
+        """Beliefs that the plans added, as text."""
         return sorted(
             write_term(belief)
             for (name, _), group in self.agent.beliefs.items()
@@ -292,7 +316,7 @@ class Body:
 
     def take_choice(self) -> int | None:
         """The action that the plans have chosen for a play; None if they have not chosen since the last call."""
-        choice, self.chosen = self.chosen, None
+        choice, self.pending_action = self.pending_action, None
         return choice
 
     def observe(self, state: int) -> None:
@@ -307,18 +331,29 @@ class Body:
         """The innermost plan with a label of its own, of the intention that acts."""
         for stack in self.agent.intentions:
             if stack and stack[-1].waiter is None:
-                labels = [getattr(intention, "label", "") for intention in reversed(stack)]
-                return next((label for label in labels if not label.startswith(("+", "-"))), labels[0])
+                labels = (getattr(intention, "label", "") for intention in reversed(stack))
+                own = (label for label in labels if not label.startswith(("+", "-")))
+                return next(own, getattr(stack[-1], "label", ""))
         return ""
 
 
 def build_agent(asl: str, file_name: str, body: Body, actions: Any, capture: LogCapture, beliefs: list[str]) -> Any:
     """Build the agent of a plan file. `PlanError` with file and line if it cannot be parsed."""
-    environment = agentspeak.runtime.Environment()
+    source, log = agentspeak.StringSource(file_name, asl), agentspeak.Log(logging.getLogger("agentspeak"), 3)
+    rules: dict[tuple[str, int], str] = {}
     try:
-        agent = environment.build_agent(agentspeak.StringSource(file_name, asl), actions, TracedAgent, "agent")
+        tree = agentspeak.parser.parse(file_name, agentspeak.lexer.TokenStream(source, log), log)
+        log.throw()
+        for rule in reversed(tree.rules):
+            rules[rule.head.functor, len(rule.head.terms)] = f"{rule.head.loc.filename}:{rule.head.loc.lineno}"
+        environment = agentspeak.runtime.Environment()
+        _, agent = environment.build_agent_from_ast(source, tree, actions, TracedAgent, "agent")
     except (agentspeak.AggregatedError, agentspeak.AslError) as error:
         raise PlanError("; ".join(capture.take()) or f"{file_name}: {error}") from None
+    except RecursionError as error:
+        reason = _describe_recursion(error, rules) or f"{file_name}: an expression is nested too deeply"
+        raise PlanError(reason) from None
+    agent.rule_places = rules
     problems = capture.take()
     if problems:
         raise PlanError("; ".join(problems))
@@ -326,6 +361,17 @@ def build_agent(asl: str, file_name: str, body: Body, actions: Any, capture: Log
         raise PlanError(f"{file_name}: has no initial goal, so the agent would do nothing: add a line like !live.")
     body.attach(agent, beliefs)
     return agent
+
+
+def _describe_recursion(error: RecursionError, rules: dict[tuple[str, int], str]) -> str | None:
+    """The rule that has exhausted the stack of the interpreter, with file and line; None if it was none."""
+    for frame, _ in reversed(list(traceback.walk_tb(error.__traceback__))):
+        query = frame.f_locals.get("self")
+        if isinstance(query, agentspeak.runtime.TermQuery) and agentspeak.is_literal(query.term):
+            name, arity = query.term.literal_group()
+            if (name, arity) in rules:
+                return f"{rules[name, arity]}: the rules of {name}/{arity} use themselves without end, or too often"
+    return None
 
 
 def parse_beliefs(texts: list[str]) -> list[Any]:
@@ -370,6 +416,8 @@ def step_agent(agent: Any, capture: LogCapture) -> bool:
         return bool(agent.step())
     except (agentspeak.AggregatedError, agentspeak.AslError) as error:
         reason = "; ".join(capture.take()) or str(error)
+        if isinstance(error.__context__, RecursionError):
+            reason = _describe_recursion(error.__context__, agent.rule_places) or reason
         # Other exceptions are faults of a program, not of a plan.
         if isinstance(error.__context__, agentspeak.AslError) and agent.recover():
             return True

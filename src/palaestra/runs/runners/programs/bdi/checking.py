@@ -48,7 +48,7 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
         return refuse("asl", str(error), "Correct the line; docs/bdi.md lists beliefs and actions")
     if args.load:
         try:
-            load_checkpoint(args.load, library)
+            load_checkpoint(args.load, library, args.env)
         except BadCheckpoint as error:
             return refuse("warm_start", error.args[0], error.args[1])
     return answer
@@ -64,13 +64,13 @@ def _versions() -> dict[str, str | None]:
     return versions
 
 
-def main(words: list[str]) -> int:
+def main(argv: list[str]) -> int:
     """Print the answer as the last line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--env", required=True)
     parser.add_argument("--env-kwargs", default="{}", help="JSON")
     parser.add_argument("--asl", default="")
     parser.add_argument("--load", default="")
-    answer = check(parser.parse_args(words))
+    answer = check(parser.parse_args(argv))
     sys.stdout.write(json.dumps(answer) + "\n")
     return 0

@@ -46,7 +46,7 @@ class AgentState:
     episode: int = 0
     env_step: int = 0
     beliefs: list[str] = field(default_factory=list)
-    """What the agent has found out, as AgentSpeak literals."""
+    """Beliefs that the plans added, as AgentSpeak literals."""
     plans: list[str] = field(default_factory=list)
     """Labels of the plans."""
 
@@ -85,18 +85,22 @@ def save_checkpoint(path: str, state: AgentState, library: SkillLibrary, asl: st
     return hashlib.sha256(manifest).hexdigest()
 
 
-def load_checkpoint(path: str, library: SkillLibrary, sha256: str = "") -> tuple[AgentState, str]:
+def load_checkpoint(path: str, library: SkillLibrary, env_id: str, sha256: str = "") -> tuple[AgentState, str]:
     """Fill a library from a verified checkpoint; returns its state and the text of its plans.
 
-    Raises `BadCheckpoint` if a byte differs from its hash, or if tables and library have different shapes.
+    Raises `BadCheckpoint` if a byte differs from its hash, if it is of another environment than `env_id`, or if tables
+    and library have different shapes.
     """
     state, agent, contents = read_checkpoint(path, sha256)
+    remedy = f"Use it in {state.env_id} with the arguments {state.env_kwargs}"
+    if state.env_id != env_id:
+        raise BadCheckpoint(f"it was trained in {state.env_id}, and the environment is {env_id}", remedy)
     if (state.states, state.actions) != (library.states, library.actions):
         reason = (
             f"its tables have {state.states} states and {state.actions} actions, the environment has "
             f"{library.states} and {library.actions}"
         )
-        raise BadCheckpoint(reason, f"Use it in {state.env_id} with the arguments {state.env_kwargs}")
+        raise BadCheckpoint(reason, remedy)
     try:
         _fill(library, agent, contents[TABLES])
     except (ValueError, KeyError, TypeError, AttributeError, OSError, zipfile.BadZipFile) as error:

@@ -28,7 +28,7 @@ class Transition(NamedTuple):
     state: int
     action: int
     reward: float
-    following: int
+    next_state: int
     terminated: bool
 
 
@@ -129,20 +129,20 @@ class SkillLibrary:
         """The action with the highest value; a random one among equals."""
         return int(_kernel.greedy_action(self.get(name).q[self._check_state(state)], self._random.random()))
 
-    def learn(self, name: str, state: int, action: int, reward: float, following: int, terminated: bool) -> float:
+    def learn(self, name: str, state: int, action: int, reward: float, next_state: int, terminated: bool) -> float:
         """Update a skill with one transition and return the TD error.
 
         A truncated episode is not terminated. A forbidden action that was taken nevertheless stays forbidden.
         """
         skill = self.get(name)
         skill.steps += 1
-        self._check_state(state), self._check_state(following)
+        self._check_state(state), self._check_state(next_state)
         if skill.q[state, action] == -np.inf:
             return 0.0
         p = self.parameters
         return float(
             _kernel.update_q_learning(
-                skill.q, state, action, reward, following, terminated, p.learning_rate, p.discount
+                skill.q, state, action, reward, next_state, terminated, p.learning_rate, p.discount
             )
         )
 
@@ -184,7 +184,7 @@ class SkillLibrary:
         score, state = 0.0, steps[0].state if steps else -1
         while state in last:
             step = last.pop(state)
-            score, state = score + step.reward, step.following
+            score, state = score + step.reward, step.next_state
         known = self.policies.get(name)
         if known is None or score >= known.score:
             actions = [int(action) for action in skill.q.argmax(axis=1)]

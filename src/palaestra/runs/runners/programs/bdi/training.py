@@ -20,7 +20,7 @@ from .checkpoint import AgentState, BadCheckpoint, load_checkpoint, save_checkpo
 from .skills import QLearning, SkillLibrary, write_table
 from .worlds import World, find_family, make_env
 
-FAILED, STOPPED = 2, 130
+FAILED, STOPPED = 1, 130
 _AGENT = "agent"
 _MAX_SNAPSHOT_STATES = 1000
 _PLANS_DIRECTORY = os.path.join(os.path.dirname(os.path.abspath(__file__)), "plans")
@@ -90,7 +90,7 @@ class BdiTraining:
 
     def _load(self, path: str) -> None:
         try:
-            state, _ = load_checkpoint(path, self.body.library)
+            state, _ = load_checkpoint(path, self.body.library, self.args.env)
         except BadCheckpoint as error:
             raise CannotTrain(f"the warm start {path}: {error.args[0]}", error.args[1]) from None
         self._beliefs = state.beliefs
@@ -120,9 +120,9 @@ class BdiTraining:
         if agent.ignored_messages:
             emit("LogLine", level="warning", text=f"{agent.ignored_messages} messages were ignored")
         self._export()
-        ended = ("stopped", "asked") if self.body.stopped else ("succeeded", "done")
+        ended = ("stopped", "asked") if self.body.stop_requested else ("succeeded", "done")
         emit("PhaseChanged", phase=ended[0], reason=ended[1])
-        return STOPPED if self.body.stopped else 0
+        return STOPPED if self.body.stop_requested else 0
 
     async def _start_agent(self) -> Any:
         from . import xmpp
@@ -156,7 +156,7 @@ class BdiTraining:
         return agent
 
     def _stop(self) -> None:
-        self.body.stopped = True
+        self.body.stop_requested = True
 
     def _finish_episode(self) -> None:
         body = self.body
@@ -192,7 +192,7 @@ class BdiTraining:
             "actions_by_plan": body.choosers["plan"] / actions,
             "actions_by_policy": body.choosers["policy"] / actions,
             "actions_by_skill": body.choosers["skill"] / actions,
-            "plans_used": len(body.plans),
+            "plans_used": len(body.actions_by_plan),
             "cached_policies": len(library.policies),
             "policy_repairs": body.repairs,
             "recovered_failures": body.agent.recovered_failures,
@@ -288,10 +288,10 @@ def replace_directory(source: str, target: str) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def main(words: list[str]) -> int:
-    """Train; an error is one line with reason and remedy, and exit code 2."""
+def main(argv: list[str]) -> int:
+    """Train; an error is one line with reason and remedy, and exit code 1."""
     try:
-        return asyncio.run(BdiTraining(parse_args(words)).run())
+        return asyncio.run(BdiTraining(parse_args(argv)).run())
     except CannotTrain as error:
         reason, remedy = error.args
         emit("LogLine", level="error", text=f"{reason}. {remedy}")
@@ -301,7 +301,7 @@ def main(words: list[str]) -> int:
         return FAILED
 
 
-def parse_args(words: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--env", required=True)
@@ -310,4 +310,4 @@ def parse_args(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", required=True, help="directory for checkpoints")
     parser.add_argument("--load", default="", help="start with the skills of this checkpoint")
     parser.add_argument("--export", default="", help="copy the last checkpoint to this directory")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)

@@ -183,7 +183,7 @@ class ReasoningBehaviour(BDIBehaviour):  # type: ignore[misc]  # the library has
             end = time.monotonic() + _SLICE_S
             while time.monotonic() < end:
                 for _ in range(200):
-                    if agent.body.stopped or not step_agent(agent.bdi_agent, agent.capture):
+                    if agent.body.stop_requested or not step_agent(agent.bdi_agent, agent.capture):
                         await self._rest()
                         return
         except Exception as error:  # noqa: BLE001 - the library would log it and go on as if alive
@@ -201,14 +201,14 @@ class ReasoningBehaviour(BDIBehaviour):  # type: ignore[misc]  # the library has
 
     async def _rest(self) -> None:
         """Nothing is ready: the training is over, or a plan waits for time or a message."""
-        agent = self.agent
-        if agent.body.stopped or not agent.body.has_more_episodes:
+        agent, body = self.agent, self.agent.body
+        if body.stop_requested or body.finished_episodes >= body.max_episodes:
             agent.finish(None)
             return
         deadline = agent.bdi_agent.shortest_deadline()
         if deadline is None and not agent.account.peers:
-            done, wanted = agent.body.episode, agent.body.max_episodes
-            agent.finish(PlanError(f"the plans have nothing left to do after {done} of {wanted} episodes"))
+            done = f"{body.finished_episodes} of {body.max_episodes}"
+            agent.finish(PlanError(f"the plans have nothing left to do after {done} episodes"))
             return
         wait_s = _IDLE_S if deadline is None else min(_IDLE_S, max(0.0, deadline - time.time()))
         message = await self.receive(timeout=wait_s or 0.001)
