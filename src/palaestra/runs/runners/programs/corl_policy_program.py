@@ -10,14 +10,26 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import inspect
 import json
 import os
 import sys
 from typing import Any
 
-# The directory of this file is on the path.
-protocol = importlib.import_module("policy_program")
+
+def load_program(name: str) -> Any:
+    """The module in a file beside this one, without importing the packages around it."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), f"{name}.py")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+protocol = load_program("policy_program")
 
 
 class CorlPolicy:
