@@ -78,11 +78,15 @@ bench-runs: setup   ## benchmark the run service under load
 bench-studio: setup desktop  ## benchmark the desktop studio: frames, reaction, start, memory (half an hour)
 	$(BIN)/python -m benchmarks.studio
 
+bench-offline: SEEDS = 11 12 13 14 15 16 17 18 19 20
 bench-offline: setup  ## compare learning from data and plans with CORL (checkout in PALAESTRA_CORL) and SB3 (hours)
 	$(BIN)/python -m benchmarks.medium_datasets
-	$(BIN)/python -m benchmarks.offline --checkout $(PALAESTRA_CORL) --updates 5000 --seeds 1 2 3 4 5 6 7 8 9 10 \
+	$(BIN)/python -m benchmarks.offline --checkout $(PALAESTRA_CORL) --updates 3000 --episodes 10 \
 	  --datasets pendulum/medium-v0 lander/medium-v0 halfcheetah/medium-v0
-	$(BIN)/python -m benchmarks.off_policy --seeds 11 12 13 14 15 16 17 18 19 20
+	$(BIN)/python -m benchmarks.off_policy --workloads cartpole --seeds $(SEEDS)
+	$(BIN)/python -m benchmarks.off_policy --workloads pendulum --steps 5000 --seeds $(SEEDS)
+	$(BIN)/python -m benchmarks.off_policy --workloads lunarlander --steps 50000 --seeds $(SEEDS)
+	$(BIN)/python -m benchmarks.off_policy --workloads halfcheetah --steps 15000 --seeds $(SEEDS)
 	$(BIN)/python -m benchmarks.bdi
 
 soak: setup browser ## play 5,000 UI episodes while killing browsers and servers (half an hour)
