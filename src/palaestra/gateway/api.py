@@ -18,11 +18,14 @@ from palaestra.gateway.config import GatewayConfig
 from palaestra.gateway.error_responses import ErrorResponse, error_response
 from palaestra.gateway.leases import LeaseState, SessionLease
 from palaestra.gateway.metrics import CONTENT_TYPE
+from palaestra.gateway.peers import Peers
 from palaestra.gateway.session_service import SessionService
 from palaestra.http.strict_route import StrictJsonRoute
 from palaestra.sessions.wire import SESSION_TOKEN_HEADER
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+_TRY_PEERS = ("no_room", "draining")
+"""Codes of refusals after which a peer may open the session."""
 SessionId = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]+$", min_length=1, max_length=64)]
 
 
@@ -62,6 +65,8 @@ class SessionSummary(BaseModel):
 
     session_id: str
     session_type: str
+    gateway: str | None
+    """Name of the gateway that has it; null if it has no name."""
     state: LeaseState
     age_s: float
     ttl_s: float
@@ -71,9 +76,25 @@ class SessionSummary(BaseModel):
 
 
 class SessionList(BaseModel):
-    """All sessions."""
+    """All sessions of this gateway and of its peers. `GET /gateways` lists peers that do not answer."""
 
     sessions: list[SessionSummary]
+
+
+class GatewaySummary(BaseModel):
+    """One gateway in a list."""
+
+    name: str | None
+    status: Literal["ok", "starting", "draining", "unreachable"]
+    sessions: int | None
+    """Sessions that count against the limit; null if the gateway does not answer."""
+    limit: int | None
+
+
+class GatewayList(BaseModel):
+    """This gateway and its peers."""
+
+    gateways: list[GatewaySummary]
 
 
 class ClosedSession(BaseModel):
@@ -117,7 +138,7 @@ _MEANING = {
 }
 
 
-def build_api(service: SessionService, config: GatewayConfig) -> FastAPI:
+def build_api(service: SessionService, config: GatewayConfig, peers: Peers) -> FastAPI:
     """The application for every path but /proxy."""
     app = FastAPI(
         title="Palaestra gateway",
@@ -129,14 +150,14 @@ def build_api(service: SessionService, config: GatewayConfig) -> FastAPI:
         redirect_slashes=False,
     )
     app.router.route_class = StrictJsonRoute
-    _add_session_routes(app, service, config)
-    _add_observation_routes(app, service)
+    _add_session_routes(app, service, config, peers)
+    _add_observation_routes(app, service, config, peers)
     _add_error_handlers(app)
     _add_proxy_schema(app)
     return app
 
 
-def _add_session_routes(app: FastAPI, service: SessionService, config: GatewayConfig) -> None:
+def _add_session_routes(app: FastAPI, service: SessionService, config: GatewayConfig, peers: Peers) -> None:
     ttl = Field(
         config.ttl_s,
         ge=config.min_ttl_s,
@@ -150,13 +171,24 @@ def _add_session_routes(app: FastAPI, service: SessionService, config: GatewayCo
     renew_body: Any = create_model("RenewRequest", __config__=_STRICT, ttl_s=(float, ttl))
 
     @app.post("/sessions", status_code=201, responses=_errors(422, 429, 502, 503, 504), operation_id="open_session")
-    async def open_session(body: open_body) -> OpenedSession:
-        lease = await service.open(body.session_type, body.ttl_s)
+    async def open_session(body: open_body, request: Request) -> OpenedSession:
+        try:
+            lease = await service.open(body.session_type, body.ttl_s)
+        except SessionRefused as refusal:
+            if refusal.code not in _TRY_PEERS:
+                raise
+            opened = await peers.open(body.model_dump(), request.scope)
+            if opened is None:
+                raise
+            return OpenedSession.model_validate(opened)
         return OpenedSession(**_lease_fields(lease, service), session_token=lease.token)
 
     @app.get("/sessions", operation_id="list_sessions")
-    async def list_sessions() -> SessionList:
-        return SessionList.model_validate({"sessions": service.list_sessions()})
+    async def list_sessions(request: Request) -> SessionList:
+        sessions = [{**one, "gateway": config.name} for one in service.list_sessions()]
+        for listed in (await peers.list_all("/sessions", "sessions", request.scope)).values():
+            sessions += listed or []
+        return SessionList.model_validate({"sessions": sessions})
 
     owned: dict[str, Any] = {"parameters": [_SESSION_TOKEN]}
     renew_errors, close_errors = _errors(404, 409, 422, 502), _errors(404, 409, 422)
@@ -173,19 +205,36 @@ def _add_session_routes(app: FastAPI, service: SessionService, config: GatewayCo
         return ClosedSession(session_id=session_id)
 
 
-def _add_observation_routes(app: FastAPI, service: SessionService) -> None:
+def _add_observation_routes(app: FastAPI, service: SessionService, config: GatewayConfig, peers: Peers) -> None:
+    def describe_status() -> str:
+        ready = service.runtime.counts()["ready"] > 0
+        return "draining" if service.draining else "ok" if ready else "starting"
+
     @app.get("/health", responses={503: {"model": GatewayHealth}}, operation_id="health")
     async def health() -> JSONResponse:
-        ready = service.runtime.counts()["ready"] > 0
-        status = "draining" if service.draining else "ok" if ready else "starting"
+        status = describe_status()
         return JSONResponse({"status": status}, 200 if status == "ok" else 503)
+
+    @app.get("/gateways", operation_id="list_gateways")
+    async def list_gateways(request: Request) -> GatewayList:
+        sessions, limit = service.leases.num_active, service.leases.limit
+        found = [{"name": config.name, "status": describe_status(), "sessions": sessions, "limit": limit}]
+        for name, listed in (await peers.list_all("/gateways", "gateways", request.scope)).items():
+            found += listed or [{"name": name, "status": "unreachable", "sessions": None, "limit": None}]
+        return GatewayList.model_validate({"gateways": found})
 
     text: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
     @app.get("/metrics", response_class=PlainTextResponse, responses=text, operation_id="metrics")
     async def metrics() -> PlainTextResponse:
         leases = service.leases
-        rendered = service.metrics.render(leases.count_by_state(), limit=leases.limit, servers=service.runtime.counts())
+        rendered = service.metrics.render(
+            leases.count_by_state(),
+            limit=leases.limit,
+            servers=service.runtime.counts(),
+            peers=peers.counts(),
+            gateway=config.name or "",
+        )
         return PlainTextResponse(rendered, media_type=CONTENT_TYPE)
 
 

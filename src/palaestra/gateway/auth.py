@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.error_responses import content_length, send_error
@@ -20,6 +22,10 @@ _SESSION_TOKEN = SESSION_TOKEN_HEADER.lower().encode()
 _WEB_PAGE = (b"cross-site", b"same-site")
 """Values of `Sec-Fetch-Site` in requests from pages of another origin, which may come without an `Origin`."""
 _LOOPBACK = re.compile(rb"(?:localhost|127\.\d+\.\d+\.\d+|\[::1\])(?::\d+)?", re.IGNORECASE)
+
+
+ForwardForeign: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[bool]]
+"""Forwards an authorised request about a session of another gateway; returns whether it was one."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,17 @@ def authorise(headers: list[tuple[bytes, bytes]], token: bytes | None, operator:
 
 
 class GatewayApp:
-    """Authorises each request and passes it to the proxy or the API."""
+    """Authorises each request and passes it to a peer, the proxy or the API."""
 
-    def __init__(self, proxy: AsgiApp, api: AsgiApp, token: str | None, operator_token: str | None = None) -> None:
-        self._proxy, self._api = proxy, api
+    def __init__(
+        self,
+        proxy: AsgiApp,
+        api: AsgiApp,
+        token: str | None,
+        operator_token: str | None = None,
+        forward_foreign: ForwardForeign | None = None,
+    ) -> None:
+        self._proxy, self._api, self._forward_foreign = proxy, api, forward_foreign
         self._token = None if token is None else token.encode()
         self._operator = None if operator_token is None else operator_token.encode()
 
@@ -72,6 +85,8 @@ class GatewayApp:
         try:
             if scope["path"] != "/health":
                 scope[CALLER] = authorise(scope["headers"], self._token, self._operator)
+            if self._forward_foreign is not None and await self._forward_foreign(scope, receive, send):
+                return
             if scope["raw_path"].startswith(PROXY_PREFIX):
                 await self._proxy(scope, receive, send)
                 return

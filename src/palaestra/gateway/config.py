@@ -11,7 +11,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from palaestra.config import Section
 from palaestra.errors import ConfigError
@@ -25,6 +25,7 @@ OPERATOR_TOKEN_VARIABLE = "PALAESTRA_GATEWAY_OPERATOR_TOKEN"
 
 _MIN_TOKEN = 16
 _DNS_LABEL = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_GATEWAY_NAME = r"^[a-z0-9]+(-[a-z0-9]+)*$"
 _LABEL_VALUE = r"[A-Za-z0-9]([-_.A-Za-z0-9]*[A-Za-z0-9])?"
 
 
@@ -64,6 +65,12 @@ class KubernetesConfig(Section):
 class GatewayConfig(Section):
     """Settings of a gateway."""
 
+    name: str | None = Field(None, pattern=_GATEWAY_NAME, max_length=20)
+    """Name of the gateway, with which the ids of its sessions begin: `a-4f2a…`. Required with peers and with the
+    runtime `servers`; different for every gateway behind one address. None: ids have no name."""
+    peers: dict[str, str] = Field(default_factory=dict)
+    """Name and URL (http) of every other gateway behind the same address. Requests about their sessions are forwarded
+    to them, and sessions that do not fit here are opened there. All must accept the same tokens."""
     host: str = "127.0.0.1"
     """Address to listen on. Anything but a loopback address needs a token."""
     port: int = Field(8700, ge=0, le=65535)
@@ -84,8 +91,15 @@ class GatewayConfig(Section):
     """Shortest lease a client may ask for."""
     max_ttl_s: float = Field(3600.0, gt=0)
     """Longest lease a client may ask for: how long an abandoned session may keep its memory."""
-    runtime: Literal["local", "kubernetes"] = "local"
-    """Where sessions run: in processes on this machine, or in pods of a cluster."""
+    runtime: Literal["local", "kubernetes", "servers"] = "local"
+    """Where sessions run: in processes of the gateway on this machine, in pods of a cluster, or on session servers that
+    were started elsewhere (`session_servers`)."""
+    session_servers: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """URLs of running session servers for each session type, such as `{browser: ["http://10.0.0.5:8700"]}`; for the
+    runtime `servers` only. Their sessions outlive the gateway: the next gateway of the same name adopts them."""
+    keep_sessions: bool = False
+    """When stopped, stop at once and leave the sessions to the next gateway of this name, instead of draining and
+    closing them; for the runtime `servers` only."""
     kubernetes: KubernetesConfig = Field(default_factory=lambda: KubernetesConfig.model_validate({}))
     """The cluster and its manifests; for the kubernetes runtime only."""
     servers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1, le=256)
@@ -117,9 +131,38 @@ class GatewayConfig(Section):
     def _check_consistency(self) -> GatewayConfig:
         if not self.min_ttl_s <= self.ttl_s <= self.max_ttl_s:
             raise ValueError(f"ttl_s {self.ttl_s:g} lies outside min_ttl_s {self.min_ttl_s:g} to {self.max_ttl_s:g}")
+        if (self.peers or self.runtime == "servers") and self.name is None:
+            raise ValueError("peers and the runtime 'servers' need a name, such as name=a")
+        if (self.runtime == "servers") != bool(self.session_servers):
+            raise ValueError("the runtime 'servers' and session_servers need each other")
+        if self.keep_sessions and self.runtime != "servers":
+            raise ValueError(f"keep_sessions needs the runtime 'servers', not {self.runtime!r}")
         if self.allow_anonymous and not is_loopback(self.host):
             raise ValueError(f"allow_anonymous needs a loopback host, not {self.host!r}")
         return self
+
+    @field_validator("peers")
+    @classmethod
+    def _check_peers(cls, peers: dict[str, str], info: ValidationInfo) -> dict[str, str]:
+        for name, url in peers.items():
+            if not re.fullmatch(_GATEWAY_NAME, name) or len(name) > 20:
+                raise ValueError(f"the name {name!r} must be 1 to 20 of a-z, 0-9 and '-'")
+            if name == info.data.get("name"):
+                raise ValueError(f"{name!r} is the name of this gateway; name the others")
+            if not re.fullmatch(r"http://[^/\s@?#]+/?", url):
+                raise ValueError(f"{url!r} is not a URL such as http://10.0.0.6:8700")
+        return peers
+
+    @field_validator("session_servers")
+    @classmethod
+    def _check_session_servers(cls, servers: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        for session_type, urls in servers.items():
+            if not urls:
+                raise ValueError(f"session type {session_type!r} has no server")
+            for url in urls:
+                if not re.fullmatch(r"http://[^/\s@?#]+/?", url):
+                    raise ValueError(f"{url!r} is not a URL such as http://10.0.0.5:8700")
+        return {session_type: tuple(url.rstrip("/") for url in urls) for session_type, urls in servers.items()}
 
 
 def read_token(config: GatewayConfig, environment: MutableMapping[str, str]) -> str | None:

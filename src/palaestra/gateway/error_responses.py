@@ -14,7 +14,8 @@ from palaestra.http.asgi import Scope, Send, send_json
 
 FORWARDED_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
-_TIMEOUTS = ("session_timeout", "open_timeout")
+_TIMEOUTS = ("session_timeout", "open_timeout", "peer_timeout")
+_UNAVAILABLE = ("no_server", "peer_unreachable")
 
 
 class ErrorResponse:
@@ -29,7 +30,7 @@ class ErrorResponse:
 def error_response(error: SessionRefused | SessionFailed) -> ErrorResponse:
     """The response for an exception."""
     if isinstance(error, SessionFailed):
-        status = 503 if error.reason == "no_server" else 504 if error.reason in _TIMEOUTS else 502
+        status = 503 if error.reason in _UNAVAILABLE else 504 if error.reason in _TIMEOUTS else 502
         return ErrorResponse(status, "environment_failed", error.detail, reason=error.reason)
     response = ErrorResponse(error.status, error.code, str(error))
     if error.retry_after is not None:

@@ -132,6 +132,12 @@ class LeaseTable:
         self._leases[session_id] = lease
         return lease
 
+    def adopt(self, session_id: str, session_type: str, ttl_s: float, now: float, *, token: str) -> None:
+        """Lease a session that an earlier gateway opened, for a whole term from now."""
+        lease = SessionLease(session_id, session_type, ttl_s, now, now + ttl_s, token=token)
+        self._leases[session_id] = lease
+        self._apply(lease, _Event.OPENED)
+
     def mark_opened(self, session_id: str, now: float) -> SessionLease:
         """Start the term of a session that was opened; `SessionFailed` when it was lost meanwhile."""
         lease = self._leases[session_id]

@@ -13,6 +13,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
 from urllib.parse import unquote_to_bytes
 
 from palaestra.errors import SessionFailed, SessionRefused
@@ -34,6 +35,8 @@ _HOP_BY_HOP = frozenset(
 _NOT_FOR_SESSIONS = _HOP_BY_HOP | frozenset(
     (b"authorization", b"cookie", b"host", b"expect", b"content-length", SESSION_TOKEN_HEADER.lower().encode())
 )
+# A peer checks the tokens again, and only it knows the session's.
+NOT_FOR_PEERS = _HOP_BY_HOP | frozenset((b"cookie", b"host", b"expect", b"content-length"))
 # A page inside a session must not set cookies for the gateway's address.
 _NOT_FOR_CLIENTS = _HOP_BY_HOP | frozenset((b"set-cookie", b"set-cookie2", b"server", b"date"))
 
@@ -45,6 +48,25 @@ _PATH_CHARACTERS = re.compile(rb"(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2
 _QUERY = re.compile(rb"[^\x00-\x20\x7f]*")
 CLIENT_DISCONNECTED = 499
 """Status under which requests are counted whose client disconnected; it is never sent."""
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where a request is forwarded to, and what its failures are called."""
+
+    address: Address
+    target: bytes
+    """Path of the request line, without the query."""
+    dropped: frozenset[bytes] = _NOT_FOR_SESSIONS
+    """Headers that are not forwarded."""
+    added: tuple[tuple[bytes, bytes], ...] = ()
+    """Headers that are added."""
+    subject: str = "the session"
+    server: str = "the session's server"
+    timeout_reason: str = "session_timeout"
+    unreachable_reason: str = "session_lost"
+    """No connection was made, so that nothing of the request arrived."""
+    lost_reason: str = "session_lost"
 
 
 class Proxy:
@@ -60,10 +82,11 @@ class Proxy:
         lease = None
         try:
             session_id, path = parse_proxy_path(scope["raw_path"])
-            self._check(scope)
+            self.check(scope)
             self._service.check_owner(session_id, scope[CALLER])
             lease, address = self._service.begin_request(session_id)
-            status = await self._forward(scope, receive, send, address, path)
+            destination = Destination(address, f"{address.prefix}/{path}".encode())
+            status = await self.forward(scope, receive, send, destination)
         except (SessionRefused, SessionFailed) as error:
             status = await send_error(send, error, close=getattr(error, "status", 0) in (408, 413))
         finally:
@@ -71,7 +94,7 @@ class Proxy:
                 self._service.end_request(lease)
         self._service.metrics.record_request(status, time.perf_counter() - started_at)
 
-    def _check(self, scope: Scope) -> None:
+    def check(self, scope: Scope) -> None:
         """Refuse methods, queries and sizes that are not forwarded."""
         if scope["method"] not in FORWARDED_METHODS:
             text = f"{scope['method'][:32]} is not forwarded to sessions."
@@ -94,7 +117,12 @@ class Proxy:
             text = f"the request's body did not arrive within {self._timeout_s:g} s. Send it again."
             raise SessionRefused("slow_request", text, status=408) from None
 
-    async def _forward(self, scope: Scope, receive: Receive, send: Send, address: Address, path: str) -> int:
+    async def forward(self, scope: Scope, receive: Receive, send: Send, destination: Destination) -> int:
+        """Forward a request, stream the response back, and return its status.
+
+        `SessionFailed` or `SessionRefused` if there is no response.
+        """
+        address = destination.address
         first = await self._receive_first(receive)
         if first["type"] == "http.disconnect":
             # A session must not perform a request that did not arrive completely.
@@ -108,7 +136,7 @@ class Proxy:
             body = _stream_body(receive, chunk, self._max_body_bytes)
         elif chunk or length is not None:
             length = b"%d" % len(chunk)
-        head = _build_head(scope, address, path, length, chunked=length is None and not isinstance(body, bytes))
+        head = _build_head(scope, destination, length, chunked=length is None and not isinstance(body, bytes))
         started, connection = False, None
         try:
             async with asyncio.timeout(self._timeout_s):
@@ -123,12 +151,13 @@ class Proxy:
                     await send({"type": "http.response.body", "body": chunk, "more_body": more})
                 return connection.status
         except TimeoutError:
-            text = f"the session did not answer within {self._timeout_s:g} s"
-            failure: SessionFailed | SessionRefused = SessionFailed("session_timeout", text)
+            text = f"{destination.subject} did not answer within {self._timeout_s:g} s"
+            failure: SessionFailed | SessionRefused = SessionFailed(destination.timeout_reason, text)
         except ConnectionAbortedError:
             return CLIENT_DISCONNECTED
         except UpstreamError as error:
-            failure = SessionFailed("session_lost", f"the session's server cannot be reached: {error}")
+            reason = destination.lost_reason if error.connected else destination.unreachable_reason
+            failure = SessionFailed(reason, f"{destination.server} cannot be reached: {error}")
         except SessionRefused as refusal:
             failure = refusal
         finally:
@@ -177,9 +206,9 @@ def _bad_path(raw_path: bytes, reason: str, remedy: str = "Write /proxy/{session
     return SessionRefused("bad_path", f"path = {shown!r}: {reason}. {remedy}.", status=400)
 
 
-def request_headers(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
-    """The headers of a request that are forwarded to the session."""
-    return _filter_headers(headers, _NOT_FOR_SESSIONS)
+def request_headers(headers: Sequence[tuple[bytes, bytes]], dropped: frozenset[bytes] = _NOT_FOR_SESSIONS) -> Headers:
+    """The headers of a request that are forwarded."""
+    return _filter_headers(headers, dropped)
 
 
 def response_headers(headers: Sequence[tuple[bytes, bytes]]) -> Headers:
@@ -194,11 +223,13 @@ def _filter_headers(headers: Sequence[tuple[bytes, bytes]], dropped: frozenset[b
     return [(name, value) for name, value in lowered if name not in dropped and name not in listed]
 
 
-def _build_head(scope: Scope, address: Address, path: str, length: bytes | None, *, chunked: bool) -> bytes:
+def _build_head(scope: Scope, destination: Destination, length: bytes | None, *, chunked: bool) -> bytes:
     query: bytes = scope["query_string"]
-    target = f"{address.prefix}/{path}".encode() + (b"?" + query if query else b"")
-    lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", f"host: {address.authority}".encode()]
-    lines += [name + b": " + value for name, value in request_headers(scope["headers"])]
+    target = destination.target + (b"?" + query if query else b"")
+    host = f"host: {destination.address.authority}".encode()
+    lines = [scope["method"].encode() + b" " + target + b" HTTP/1.1", host]
+    headers = request_headers(scope["headers"], destination.dropped)
+    lines += [name + b": " + value for name, value in (*headers, *destination.added)]
     if chunked:
         lines.append(b"transfer-encoding: chunked")
     elif length is not None:

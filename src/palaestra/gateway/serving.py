@@ -22,7 +22,11 @@ import aiohttp
 from palaestra.gateway.api import build_api
 from palaestra.gateway.auth import GatewayApp
 from palaestra.gateway.config import GatewayConfig, read_operator_token, read_token
+from palaestra.gateway.external.lease_journal import LeaseJournal
+from palaestra.gateway.external.runtime import ExternalRuntime
+from palaestra.gateway.local.orphans import check_private
 from palaestra.gateway.local.runtime import LocalRuntime, Timeouts, make_client
+from palaestra.gateway.peers import Peers
 from palaestra.gateway.pods.manifest import read_manifests
 from palaestra.gateway.pods.runtime import KubernetesRuntime
 from palaestra.gateway.proxy import Proxy
@@ -47,21 +51,46 @@ async def open_gateway(
     """A gateway without a port; everything it started is stopped when the block ends."""
     async with make_client() as client:
         runtime = runtime or _build_runtime(config, client)
-        service = SessionService(runtime, limit=config.max_sessions, new_id=lambda: secrets.token_hex(16))
+        journal = _open_journal(config)
+        service = SessionService(
+            runtime, limit=config.max_sessions, new_id=partial(_new_session_id, config.name), journal=journal
+        )
         pool = ConnectionPool()
         proxy = Proxy(service, pool, timeout_s=config.request_timeout_s, max_body_bytes=config.max_body_bytes)
+        peers = Peers(config.name or "", config.peers, client, proxy, open_s=config.server_start_s)
+        forward = peers.forward_foreign if config.peers else None
         try:
             await service.start()
-            yield Gateway(GatewayApp(proxy, build_api(service, config), token, operator_token), service)
+            api = build_api(service, config, peers)
+            yield Gateway(GatewayApp(proxy, api, token, operator_token, forward), service)
         finally:
             await service.stop()
             pool.close()
+            if journal is not None:
+                journal.close(keep=config.keep_sessions)
+
+
+def _new_session_id(name: str | None) -> str:
+    """Begins with the name of the gateway, by which a load balancer or a peer finds it."""
+    number = secrets.token_hex(16)
+    return number if name is None else f"{name}-{number}"
+
+
+def _open_journal(config: GatewayConfig) -> LeaseJournal | None:
+    """The leases on disk, for sessions that outlive the gateway."""
+    if config.runtime != "servers" or config.name is None:
+        return None
+    check_private(config.state_dir)
+    return LeaseJournal(config.state_dir, config.name)
 
 
 def _build_runtime(config: GatewayConfig, client: aiohttp.ClientSession) -> Runtime:
     if config.runtime == "kubernetes":
         manifests = read_manifests(config.kubernetes)
         return KubernetesRuntime(config.kubernetes, manifests, warm=config.warm, environment=os.environ)
+    if config.runtime == "servers":
+        name = config.name or ""
+        return ExternalRuntime(config.session_servers, client, name, keep_sessions=config.keep_sessions)
     return LocalRuntime(
         config.server_command,
         client,
@@ -88,7 +117,8 @@ async def run_gateway(
         ):
             port = sock.getsockname()[1]
             on_ready({"url": socket_url(config.host, sock), "port": port, "token": token is not None})
-            stopping = asyncio.create_task(_wait_and_drain(gateway.service, stop, config.drain_s))
+            drain_s = 0.0 if config.keep_sessions else config.drain_s
+            stopping = asyncio.create_task(_wait_and_drain(gateway.service, stop, drain_s))
             assert gateway.service.reaper is not None
             await asyncio.wait((stopping, serving, gateway.service.reaper), return_when=asyncio.FIRST_COMPLETED)
             stopping.cancel()

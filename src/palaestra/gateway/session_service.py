@@ -11,12 +11,13 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from palaestra.config import suggest_name
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.gateway.auth import Caller
+from palaestra.gateway.external.lease_journal import LeaseJournal, SavedLease
 from palaestra.gateway.leases import LeaseState, LeaseTable, SessionLease
 from palaestra.gateway.metrics import Metrics
 from palaestra.gateway.runtime import Address, Runtime
@@ -44,11 +45,13 @@ class SessionService:
         new_id: Callable[[], str],
         clock: Callable[[], float] = time.monotonic,
         new_token: Callable[[], str] = lambda: secrets.token_urlsafe(32),
+        journal: LeaseJournal | None = None,
     ) -> None:
+        """`journal`: leases on disk, for a runtime whose sessions outlive the gateway."""
         self.runtime, self.metrics, self.clock = runtime, Metrics(), clock
         self.leases = LeaseTable(limit)
         self.draining = False
-        self._new_id, self._new_token = new_id, new_token
+        self._new_id, self._new_token, self._journal = new_id, new_token, journal
         self._addresses: dict[str, Address] = {}
         self._pending_deletions: set[str] = set()
         self._leases_changed = asyncio.Event()
@@ -58,8 +61,10 @@ class SessionService:
         """Never ends on its own. If it fails, leases no longer expire and the gateway must stop."""
 
     async def start(self) -> None:
-        """Start the runtime and remove every session that it has and that has no lease."""
+        """Start the runtime, adopt sessions whose leases are on disk, and remove those that have no lease."""
         await self.runtime.start(self.session_lost)
+        if self._journal is not None:
+            self._adopt(self._journal, await self.runtime.list())
         await self.reconcile()
         self.reaper = self._spawn(self._reap())
 
@@ -103,6 +108,8 @@ class SessionService:
             self.leases.mark_failed(session_id)
             self._update_empty()
             raise
+        if self._journal is not None:
+            self._journal.begin(SavedLease(session_id, session_type, ttl_s, lease.token))
         self.metrics.totals["created"] += 1
         self._leases_changed.set()
         return lease
@@ -144,6 +151,7 @@ class SessionService:
     def session_lost(self, session_id: str, reason: str) -> None:
         """Record the death of a session; the runtime calls it."""
         self._addresses.pop(session_id, None)
+        self._end_in_journal(session_id)
         if self.leases.mark_lost(session_id, reason, self.clock()):
             self.metrics.totals["lost"] += 1
             _log.warning("session %s is lost: %s", session_id, reason)
@@ -203,7 +211,22 @@ class SessionService:
             self._pending_deletions.add(session_id)
             return
         self.leases.mark_removed(session_id, reason)
+        self._end_in_journal(session_id)
         self._update_empty()
+
+    def _adopt(self, journal: LeaseJournal, addresses: Mapping[str, Address]) -> None:
+        now = self.clock()
+        for saved in list(journal.open.values()):
+            if saved.session_id not in addresses:
+                journal.end(saved.session_id)
+                continue
+            self._addresses[saved.session_id] = addresses[saved.session_id]
+            self.leases.adopt(saved.session_id, saved.session_type, saved.ttl_s, now, token=saved.token)
+            self.metrics.totals["adopted"] += 1
+
+    def _end_in_journal(self, session_id: str) -> None:
+        if self._journal is not None:
+            self._journal.end(session_id)
 
     async def _reap(self) -> None:
         reconciled_at = self.clock()

@@ -15,6 +15,8 @@ import httptools
 
 IDLE_S = 30.0
 """Seconds an idle connection is kept; less than session servers wait, so that no request meets a closing one."""
+CONNECT_S = 5.0
+"""Seconds to connect: a machine that is gone refuses nothing."""
 HIGH_WATER = 256 << 10
 """Bytes of a response that are buffered for a slow client before reading from the session pauses."""
 
@@ -23,6 +25,11 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 class UpstreamError(Exception):
     """The connection could not be made, or broke before the response was complete."""
+
+    def __init__(self, text: str, *, connected: bool = True) -> None:
+        super().__init__(text)
+        self.connected = connected
+        """Whether there was a connection, so that the request may have arrived."""
 
 
 class UpstreamConnection(asyncio.Protocol):
@@ -255,9 +262,12 @@ class ConnectionPool:
 
     async def _connect(self, host: str, port: int) -> UpstreamConnection:
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(UpstreamConnection, host, port)
+            async with asyncio.timeout(CONNECT_S):
+                _, connection = await asyncio.get_running_loop().create_connection(UpstreamConnection, host, port)
+        except TimeoutError:
+            raise UpstreamError(f"no connection within {CONNECT_S:g} s", connected=False) from None
         except OSError as error:
-            raise UpstreamError(f"no connection ({error.strerror or error})") from None
+            raise UpstreamError(f"no connection ({error.strerror or error})", connected=False) from None
         return connection
 
 

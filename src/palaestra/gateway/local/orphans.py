@@ -39,7 +39,7 @@ class RemovedOrphans:
 
 def register(state_dir: Path, name: str) -> Path:
     """Create this gateway's directory with its record; `ConfigError` when the state directory is not safe to use."""
-    _check_private(state_dir)
+    check_private(state_dir)
     directory = state_dir / name
     # The directory appears together with its record, because one without a record counts as alive.
     with atomic_directory(directory, mode=0o700, durable=False) as unnamed:
@@ -62,7 +62,8 @@ def remove_orphans(state_dir: Path) -> RemovedOrphans:
     return RemovedOrphans(len(dead), killed)
 
 
-def _check_private(state_dir: Path) -> None:
+def check_private(state_dir: Path) -> None:
+    """Create the state directory; `ConfigError` when it cannot be used, or when other users can write to it."""
     try:
         state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         info = state_dir.lstat()

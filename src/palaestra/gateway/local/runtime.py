@@ -17,10 +17,11 @@ from pathlib import Path
 
 import aiohttp
 
-from palaestra.errors import SessionFailed, SessionRefused
+from palaestra.errors import SessionFailed
 from palaestra.gateway.local.orphans import LABEL, register, remove_orphans, unregister
 from palaestra.gateway.local.server_process import ServerProcess
 from palaestra.gateway.runtime import Address, LostCallback
+from palaestra.gateway.server_calls import ServerCalls
 
 _log = logging.getLogger(__name__)
 
@@ -73,6 +74,7 @@ class LocalRuntime:
         self._command, self._client, self._state_dir, self._name = tuple(command), client, state_dir, name
         self._num_servers, self._num_processes = servers, servers + warm
         self._session_types, self._timeouts = tuple(session_types), timeouts or Timeouts()
+        self._calls = ServerCalls(client, timeout_s=self._timeouts.call_s)
         self._ready: list[ServerProcess] = []
         """In the order they became ready: the first `servers` run sessions, the others are warm."""
         self._server_of: dict[str, ServerProcess] = {}
@@ -106,7 +108,7 @@ class LocalRuntime:
             self._server_of[session_id] = server
             server.sessions.add(session_id)
             try:
-                await self._open_on(server, session_id)
+                await self._calls.open_session(self._url(server), session_id)
                 return Address("127.0.0.1", server.port, f"/sessions/{session_id}")
             except aiohttp.ClientError as error:
                 self._forget(session_id)
@@ -127,18 +129,10 @@ class LocalRuntime:
         if server is None:
             return
         try:
-            async with asyncio.timeout(self._timeouts.call_s):
-                async with self._client.delete(self._url(server, f"/sessions/{session_id}")) as response:
-                    await response.read()
-        except TimeoutError:
-            raise SessionFailed("delete_timeout", f"session {session_id} could not be closed in time") from None
+            await self._calls.delete_session(self._url(server), session_id)
         except aiohttp.ClientError as error:
             if server in self._ready:
                 raise SessionFailed("delete_failed", f"session {session_id} could not be closed ({error})") from None
-        else:
-            if response.status >= 500:
-                text = f"session {session_id} could not be closed (status {response.status})"
-                raise SessionFailed("delete_failed", text)
         self._forget(session_id)
 
     async def list(self) -> Mapping[str, Address]:
@@ -236,35 +230,11 @@ class LocalRuntime:
             raise SessionFailed("no_server", f"no session server is ready: {self._last_failure}") from None
         return min(running, key=lambda server: len(server.sessions))
 
-    async def _open_on(self, server: ServerProcess, session_id: str) -> None:
-        try:
-            async with asyncio.timeout(self._timeouts.call_s):
-                request = self._client.post(self._url(server, "/sessions"), json={"session_id": session_id})
-                async with request as response:
-                    body = await response.json(content_type=None) if response.status != 201 else {}
-        except TimeoutError:
-            text = f"the session server did not open a session within {self._timeouts.call_s:g} s"
-            raise SessionFailed("open_timeout", text) from None
-        except ValueError:
-            raise SessionFailed("open_failed", "the session server's response is not JSON") from None
-        if response.status != 201:
-            raise _open_error(response.status, body)
-
     def _forget(self, session_id: str) -> None:
         server = self._server_of.pop(session_id, None)
         if server is not None:
             server.sessions.discard(session_id)
 
     @staticmethod
-    def _url(server: ServerProcess, path: str) -> str:
+    def _url(server: ServerProcess, path: str = "") -> str:
         return f"http://127.0.0.1:{server.port}{path}"
-
-
-def _open_error(status: int, body: object) -> SessionFailed | SessionRefused:
-    """The exception for a session server's error response to opening a session."""
-    error = body.get("error") if isinstance(body, dict) else None
-    error = error if isinstance(error, dict) else {}
-    message = str(error.get("message", f"the session server responded with status {status}"))
-    if 400 <= status < 500:
-        return SessionRefused(str(error.get("code", "refused")), message, status=status)
-    return SessionFailed(str(error.get("reason", "open_failed")), message)

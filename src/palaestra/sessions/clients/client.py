@@ -35,6 +35,13 @@ _JSON = {"Content-Type": "application/json", "Accept": "application/json"}
 _PICTURE = {"Content-Type": "application/json", "Accept": "image/png"}
 _GATEWAY_ERRORS = (502, 503, 504)
 
+_GATEWAY_GONE = ("unreachable", "peer_unreachable", "peer_lost", "bad_answer")
+"""Reasons of failures that end when the gateway, or a load balancer's next one, is back."""
+
+RESTART_S = 30.0
+"""Seconds for which clients of a gateway wait while it restarts."""
+CLOSE_S = 5.0
+"""Seconds for which closing a session waits; after that its lease expires."""
 CONNECT_S = 5.0
 """Seconds to connect; shorter than an attempt, because a request that was not sent is safe to retry."""
 
@@ -48,15 +55,17 @@ class RetryPolicy:
     attempts: int = 4
     """Maximum number of attempts; 1 never retries."""
     pause_s: float = 0.1
-    """Seconds before the second attempt, shortened at random by up to half; doubled for each further attempt."""
+    """Seconds before the second attempt, shortened at random by up to half; doubled up to five times after that."""
+    reconnect_s: float = 0.0
+    """Seconds for which a request that cannot be sent is tried again, beyond `attempts`: a gateway may restart."""
 
     def __post_init__(self) -> None:
-        if self.attempt_s <= 0 or self.attempts < 1 or self.pause_s < 0:
-            raise ConfigError("retry", self, "needs attempt_s > 0, attempts >= 1 and pause_s >= 0")
+        if self.attempt_s <= 0 or self.attempts < 1 or self.pause_s < 0 or self.reconnect_s < 0:
+            raise ConfigError("retry", self, "needs attempt_s > 0, attempts >= 1, pause_s and reconnect_s >= 0")
 
     def pause(self, attempt: int, rng: random.Random) -> float:
         """Seconds between attempt number `attempt`, counted from 0, and the next."""
-        return float(self.pause_s * 2**attempt * rng.uniform(0.5, 1.0))
+        return float(self.pause_s * 2 ** min(attempt, 5) * rng.uniform(0.5, 1.0))
 
 
 @dataclass(frozen=True)
@@ -112,8 +121,14 @@ class HttpClient:
         repeatable: bool = False,
         extra_s: float = 0.0,
         params: Mapping[str, str] | None = None,
+        reconnect_s: float | None = None,
     ) -> HttpResponse:
-        """Send a request and wait for its response; `extra_s` is added to the timeout of each attempt."""
+        """Send a request and wait for its response; `extra_s` is added to the timeout of each attempt.
+
+        `reconnect_s` replaces that of the retry policy.
+        """
+        loop = asyncio.get_running_loop()
+        reconnect_until = loop.time() + (self.retry.reconnect_s if reconnect_s is None else reconnect_s)
         options = {"data": body, "params": params, "headers": {**self._headers, **(headers or {})}}
         attempt = 0
         while True:
@@ -121,7 +136,8 @@ class HttpClient:
             if isinstance(result, HttpResponse):
                 return result
             attempt += 1
-            if attempt >= self.retry.attempts or not (retry == "always" or (retry == "maybe" and repeatable)):
+            left = attempt < self.retry.attempts or (retry == "always" and loop.time() < reconnect_until)
+            if not left or not (retry == "always" or (retry == "maybe" and repeatable)):
                 raise result
             await asyncio.sleep(self.retry.pause(attempt - 1, self._rng))
 
@@ -148,7 +164,9 @@ class HttpClient:
         if result.status < 400:
             return result, "never"
         failure = parse_error(result.status, result.body, retry_after=_parse_seconds(result.headers.get("Retry-After")))
-        session_failed = isinstance(failure, SessionFailed) and failure.reason != "bad_answer"
+        if isinstance(failure, SessionFailed) and failure.reason == "peer_unreachable":
+            return failure, "always"
+        session_failed = isinstance(failure, SessionFailed) and failure.reason not in ("bad_answer", "peer_lost")
         return failure, "maybe" if result.status in _GATEWAY_ERRORS and not session_failed else "never"
 
     def _session(self) -> aiohttp.ClientSession:
@@ -299,25 +317,35 @@ class GatewayClient:
     def __init__(
         self, url: str, *, token: str | None = None, retry: RetryPolicy | None = None, rng: random.Random | None = None
     ) -> None:
-        self._client = HttpClient(url, token=token, retry=retry, rng=rng)
+        self._client = HttpClient(url, token=token, retry=retry or RetryPolicy(reconnect_s=RESTART_S), rng=rng)
         self._sessions: dict[str, SessionClient] = {}
         self._renewals: dict[str, asyncio.Task[None]] = {}
 
     async def open(
         self, session_type: str = "browser", *, ttl_s: float = 60.0, within_s: float = 300.0
     ) -> SessionClient:
-        """Open a session and renew its lease until it is closed; waits at most `within_s` seconds for a free slot."""
+        """Open a session and renew its lease until it is closed.
+
+        Waits at most `within_s` seconds for a free slot or for the successor of a gateway that shuts down, and as long
+        as the retry policy says for a gateway that restarts. A session whose opening was not answered is opened again;
+        the first one, if there is one, ends with its lease.
+        """
         body = encode_json({"session_type": session_type, "ttl_s": ttl_s})
-        end = asyncio.get_running_loop().time() + within_s
+        loop = asyncio.get_running_loop()
+        end, restart_end = loop.time() + within_s, loop.time() + self._client.retry.reconnect_s
         while True:
             try:
                 response = await self._client.request("POST", "/sessions", body, headers=_JSON, extra_s=within_s)
                 break
             except SessionRefused as refusal:
                 wait = 1.0 if refusal.retry_after is None else refusal.retry_after
-                if refusal.status != 429 or asyncio.get_running_loop().time() + wait > end:
+                if (refusal.status != 429 and refusal.code != "draining") or loop.time() + wait > end:
                     raise
                 await asyncio.sleep(wait)
+            except SessionFailed as failure:
+                if failure.reason not in _GATEWAY_GONE or loop.time() > restart_end:
+                    raise
+                await asyncio.sleep(self._client.retry.pause_s)
         document = _parse(response, lambda: read_json(response.body))
         name = _parse(response, lambda: str(document["session_id"]))
         # The gateway's token allows opening sessions; the session's token allows using this one.
@@ -326,7 +354,8 @@ class GatewayClient:
 
         async def release() -> None:
             await self._stop_renewal(name)
-            await self._client.request("DELETE", f"/sessions/{name}", headers=headers, repeatable=True)
+            path = f"/sessions/{name}"
+            await self._client.request("DELETE", path, headers=headers, repeatable=True, reconnect_s=CLOSE_S)
 
         url = f"{self._client.url}/proxy/{name}"
         session = SessionClient(url, client=self._client, release=release, headers=headers, session_id=name)
