@@ -92,7 +92,7 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def serving(*, token=None, operator_token=None, **settings):
+async def serving(*, token=None, operator_token=None, sock=None, **settings):
     """A gateway over a `MemoryRuntime`; the client sends `token` by itself."""
     runtime = MemoryRuntime()
     runner = web.AppRunner(runtime.app, access_log=None, shutdown_timeout=0.1, handler_cancellation=True)
@@ -103,7 +103,7 @@ async def serving(*, token=None, operator_token=None, **settings):
     config = GatewayConfig(allow_anonymous=token is None, session_types=runtime.session_types, **settings)
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with listen("127.0.0.1", 0, "gateway.port") as sock:
+        with sock or listen("127.0.0.1", 0, "gateway.port") as sock:
             async with (
                 open_gateway(config, token=token, operator_token=operator_token, runtime=runtime) as gateway,
                 serve_in_background(gateway.app, sock),

@@ -175,7 +175,7 @@ def test_what_can_be_opened_is_what_the_runtime_has_whatever_the_configuration_s
         runtime = MemoryRuntime()
         runtime.session_types = ("desktop", "phone")
         async with open_gateway(GatewayConfig(allow_anonymous=True), token=None, runtime=runtime) as gateway:
-            schema = build_api(gateway.service, GatewayConfig(allow_anonymous=True)).openapi()
+            schema = build_api(gateway.service, GatewayConfig(allow_anonymous=True), gateway.peers).openapi()
             return schema["components"]["schemas"]["OpenRequest"]["properties"]["session_type"]
 
     schema = asyncio.run(opened())

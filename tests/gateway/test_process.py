@@ -26,7 +26,7 @@ class Started:
     """A gateway process that has printed where it listens."""
 
     def __init__(self, process, facts):
-        self.process, self.url = process, facts["url"]
+        self.process, self.url, self.port = process, facts["url"], facts["port"]
         self.http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {TOKEN}"})
         self.tokens = {}
 

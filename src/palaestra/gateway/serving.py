@@ -38,10 +38,11 @@ from palaestra.http.server import listen, loop_factory, serve_in_background, soc
 
 @dataclass(frozen=True)
 class Gateway:
-    """A running gateway: its ASGI application and its session service."""
+    """A running gateway: its ASGI application, its session service and its peers."""
 
     app: GatewayApp
     service: SessionService
+    peers: Peers
 
 
 @contextlib.asynccontextmanager
@@ -62,7 +63,7 @@ async def open_gateway(
         try:
             await service.start()
             api = build_api(service, config, peers)
-            yield Gateway(GatewayApp(proxy, api, token, operator_token, forward), service)
+            yield Gateway(GatewayApp(proxy, api, token, operator_token, forward), service, peers)
         finally:
             await service.stop()
             pool.close()
