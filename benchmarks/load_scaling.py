@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load_processes import TOKEN, cpu_seconds, running_gateways
+from benchmarks.load_report import RESULTS, write_report
 from benchmarks.machine import facts, load
 from palaestra.actor.agent import ScriptedAgent
 from palaestra.actor.pool import ActorPool
@@ -34,7 +35,6 @@ from palaestra.sessions.clients.client import GatewayClient
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.task import TaskRequest, TaskSpec
 
-RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "load.png"
 ACTS = 4
 """Acts of an episode."""
@@ -146,13 +146,12 @@ def draw(scaling: dict[str, Any], picture: Path = PICTURE) -> None:
     plt.close(figure)
 
 
-def update_results(section: str, found: dict[str, Any]) -> dict[str, Any]:
-    """Replace one section of the results and return all of them."""
+def update_results(section: str, found: dict[str, Any]) -> None:
+    """Replace one section of the results."""
     file = RESULTS / "load.json"
     results = json.loads(file.read_text()) if file.exists() else {}
     results[section] = found
     file.write_text(json.dumps(results, indent=1) + "\n")
-    return results
 
 
 def main() -> None:
@@ -165,9 +164,8 @@ def main() -> None:
     machine = facts()
     found = {"machine": machine, **asyncio.run(run_scaling(options.actors, options.seconds, options.latency))}
     if not options.dry:
-        from benchmarks.load import write_report
-
-        write_report(update_results("scaling", found))
+        update_results("scaling", found)
+        write_report()
         draw(found)
 
 

@@ -77,7 +77,9 @@ class Ledger:
         self.seconds.append(trajectory.seconds)
         if trajectory.outcome is Outcome.ENVIRONMENT_FAILED:
             self.environment_failed += 1
-        elif trajectory.task["suite"] == "fake" and trajectory.total_reward() != expected_reward(trajectory):
+        elif str(trajectory.task["task"]).startswith("fake/") and trajectory.total_reward() != expected_reward(
+            trajectory
+        ):
             self.unexplained_rewards.append(name)
 
     def to_json(self) -> dict[str, Any]:

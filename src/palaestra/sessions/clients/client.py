@@ -320,6 +320,8 @@ class GatewayClient:
         self._client = HttpClient(url, token=token, retry=retry or RetryPolicy(reconnect_s=RESTART_S), rng=rng)
         self._sessions: dict[str, SessionClient] = {}
         self._renewals: dict[str, asyncio.Task[None]] = {}
+        self._openings: set[asyncio.Task[SessionClient]] = set()
+        self._closings: set[asyncio.Task[None]] = set()
 
     async def open(
         self, session_type: str = "browser", *, ttl_s: float = 60.0, within_s: float = 300.0
@@ -328,8 +330,24 @@ class GatewayClient:
 
         Waits at most `within_s` seconds for a free slot or for the successor of a gateway that shuts down, and as long
         as the retry policy says for a gateway that restarts. A session whose opening was not answered is opened again;
-        the first one, if there is one, ends with its lease.
+        the first one, if there is one, ends with its lease. A session whose caller is cancelled meanwhile is closed.
         """
+        opening = asyncio.create_task(self._open(session_type, ttl_s, within_s))
+        self._openings.add(opening)
+        opening.add_done_callback(self._openings.discard)
+        try:
+            return await asyncio.shield(opening)
+        except asyncio.CancelledError:
+            opening.add_done_callback(self._close_unwanted)
+            raise
+
+    def _close_unwanted(self, opening: asyncio.Task[SessionClient]) -> None:
+        if not opening.cancelled() and opening.exception() is None:
+            closing = asyncio.create_task(opening.result().close())
+            self._closings.add(closing)
+            closing.add_done_callback(self._closings.discard)
+
+    async def _open(self, session_type: str, ttl_s: float, within_s: float) -> SessionClient:
         body = encode_json({"session_type": session_type, "ttl_s": ttl_s})
         loop = asyncio.get_running_loop()
         end, restart_end = loop.time() + within_s, loop.time() + self._client.retry.reconnect_s
@@ -365,7 +383,13 @@ class GatewayClient:
         return session
 
     async def close(self) -> None:
-        """Release all sessions."""
+        """Release all sessions, also those that are being opened."""
+        if self._openings:
+            _, waiting = await asyncio.wait(list(self._openings), timeout=CLOSE_S)
+            for opening in waiting:
+                opening.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+        await asyncio.gather(*self._closings, return_exceptions=True)
         await asyncio.gather(*(session.close() for session in list(self._sessions.values())))
         await self._client.close()
 
