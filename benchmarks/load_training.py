@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import signal
 import threading
 import time
@@ -140,7 +141,7 @@ def start_player(
     @contextlib.asynccontextmanager
     async def start_workers(on_failed_attempt: Callable[[Trajectory], None]) -> AsyncIterator[RolloutWorkers]:
         def record_failure(trajectory: Trajectory) -> None:
-            ledger.failed_attempts[trajectory.reason.partition(":")[0][:40]] += 1
+            ledger.failed_attempts[re.split("[:']", trajectory.reason)[0].strip()] += 1
             on_failed_attempt(trajectory)
 
         async with start_rollout_workers(

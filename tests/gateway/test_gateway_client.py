@@ -6,12 +6,13 @@ import json
 import sys
 
 import pytest
-from tests.gateway.harness import TOKEN
+from tests.gateway.harness import TOKEN, serving
 from tests.gateway.test_process import started
 from tests.sessions.serving import listening, request_read, response
 
-from palaestra.errors import ConfigError, SessionRefused
+from palaestra.errors import ConfigError, SessionFailed, SessionRefused
 from palaestra.gateway import GatewayConfig
+from palaestra.http.server import listen
 from palaestra.sessions.action import Click, Point, TypeText
 from palaestra.sessions.browser.chromium import find_chromium
 from palaestra.sessions.clients.blocking import BlockingSession
@@ -170,3 +171,63 @@ def test_a_wrong_token_is_reported_as_one(tmp_path):
             return refused.value.status
 
     assert asyncio.run(body()) == 401
+
+
+def test_opening_waits_for_the_successor_of_a_gateway_that_shuts_down():
+    async def body():
+        async with serving() as served:
+            service = served.gateway.service
+            service.draining = True
+            refusals = []
+            asked_to_open, service.open = service.open, lambda *given: (refusals.append(1), asked_to_open(*given))[1]
+            client = GatewayClient(served.url)
+            opening = asyncio.create_task(client.open())
+
+            async def is_refused():
+                return bool(refusals)
+
+            await _until(is_refused)
+            service.draining = False
+            assert (await opening).session_id in service.leases
+            await client.close()
+
+    asyncio.run(body())
+
+
+def test_a_session_whose_caller_was_cancelled_while_it_was_opened_is_closed():
+    async def body():
+        async with serving() as served:
+            client = GatewayClient(served.url)
+            served.runtime.opening.clear()
+            opening = asyncio.create_task(client.open())
+            leases = served.gateway.service.leases
+
+            async def is_opening():
+                return len(leases) == 1
+
+            await _until(is_opening)
+            opening.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await opening
+            served.runtime.opening.set()
+            await client.close()
+            assert (len(leases), served.gateway.service.metrics.totals["closed"]) == (0, 1)
+
+    asyncio.run(body())
+
+
+def test_a_request_is_sent_once_a_gateway_listens_and_given_up_after_the_time_to_reconnect():
+    async def body():
+        with listen("127.0.0.1", 0, "gateway.port") as sock:
+            url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+        client = GatewayClient(url, retry=RetryPolicy(attempts=1, pause_s=0.01, reconnect_s=0.05))
+        with pytest.raises(SessionFailed, match="unreachable"):
+            await client.open()
+        patient = GatewayClient(url, retry=RetryPolicy(attempts=1, pause_s=0.01, reconnect_s=60.0))
+        opening = asyncio.create_task(patient.open())
+        async with serving(sock=listen("127.0.0.1", int(url.rpartition(":")[2]), "gateway.port")):
+            assert (await opening).session_id
+            await patient.close()
+        await client.close()
+
+    asyncio.run(body())

@@ -86,7 +86,7 @@ class SessionService:
         """Open a session. Refused (422, 429, 503) or `SessionFailed`."""
         if self.draining:
             text = "the gateway is shutting down. Use another one."
-            raise SessionRefused("draining", text, status=503, retry_after=5.0)
+            raise SessionRefused("draining", text, status=503, retry_after=1.0)
         known = self.session_types
         if session_type not in known:
             remedy = suggest_name(session_type, known, f"Known: {', '.join(known)}.")
