@@ -93,6 +93,8 @@ class LeaseTable:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._leases: dict[str, SessionLease] = {}
+        self.num_active = 0
+        """Sessions that count against the limit: all but the lost ones, which no longer use resources."""
         self._removed: OrderedDict[str, str] = OrderedDict()
         """Why each of the last removed sessions is gone."""
 
@@ -104,11 +106,6 @@ class LeaseTable:
 
     def __contains__(self, session_id: str) -> bool:
         return session_id in self._leases
-
-    @property
-    def num_active(self) -> int:
-        """Sessions that count against the limit: all but the lost ones, which no longer use resources."""
-        return sum(lease.state is not LeaseState.LOST for lease in self._leases.values())
 
     def count_by_state(self) -> dict[str, int]:
         """The number of sessions in every state."""
@@ -128,14 +125,11 @@ class LeaseTable:
         if self.num_active >= self.limit:
             text = f"all {self.limit} sessions are taken. Close one, or try again later."
             raise SessionRefused("no_room", text, status=429, retry_after=self._retry_after_s(now))
-        lease = SessionLease(session_id, session_type, ttl_s, now, now + ttl_s, token=token)
-        self._leases[session_id] = lease
-        return lease
+        return self._add(SessionLease(session_id, session_type, ttl_s, now, now + ttl_s, token=token))
 
     def adopt(self, session_id: str, session_type: str, ttl_s: float, now: float, *, token: str) -> None:
         """Lease a session that an earlier gateway opened, for a whole term from now."""
-        lease = SessionLease(session_id, session_type, ttl_s, now, now + ttl_s, token=token)
-        self._leases[session_id] = lease
+        lease = self._add(SessionLease(session_id, session_type, ttl_s, now, now + ttl_s, token=token))
         self._apply(lease, _Event.OPENED)
 
     def mark_opened(self, session_id: str, now: float) -> SessionLease:
@@ -246,11 +240,18 @@ class LeaseTable:
         if now >= lease.expires_at and not lease.in_flight and lease.state in (LeaseState.LEASED, LeaseState.LOST):
             self._apply(lease, _Event.EXPIRED, "its lease expired")
 
+    def _add(self, lease: SessionLease) -> SessionLease:
+        self._leases[lease.session_id] = lease
+        self.num_active += 1
+        return lease
+
     def _apply(self, lease: SessionLease, event: _Event, reason: str = "it was closed") -> None:
         try:
             state = _NEXT[lease.state, event]
         except KeyError:
             raise ValueError(f"the event {event.value!r} cannot happen to a session that is {lease.state}") from None
+        if lease.state is not LeaseState.LOST and state in (LeaseState.LOST, None):
+            self.num_active -= 1
         if state is not None:
             lease.state = state
             return

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -55,6 +56,8 @@ class SessionService:
         self._addresses: dict[str, Address] = {}
         self._pending_deletions: set[str] = set()
         self._leases_changed = asyncio.Event()
+        self._reap_at = math.inf
+        """When the reaper wakes by itself."""
         self._empty = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self.reaper: asyncio.Task[None] | None = None
@@ -111,7 +114,7 @@ class SessionService:
         if self._journal is not None:
             self._journal.begin(SavedLease(session_id, session_type, ttl_s, lease.token))
         self.metrics.totals["created"] += 1
-        self._leases_changed.set()
+        self._wake_reaper(lease)
         return lease
 
     def check_owner(self, session_id: str, caller: Caller) -> None:
@@ -128,7 +131,7 @@ class SessionService:
     def renew(self, session_id: str, ttl_s: float) -> SessionLease:
         """Start a new term of the lease."""
         lease = self.leases.renew(session_id, ttl_s, self.clock())
-        self._leases_changed.set()
+        self._wake_reaper(lease)
         return lease
 
     async def close(self, session_id: str) -> None:
@@ -147,6 +150,7 @@ class SessionService:
     def end_request(self, lease: SessionLease) -> None:
         """End a request, which renews the lease."""
         self.leases.end_request(lease, self.clock())
+        self._wake_reaper(lease)
 
     def session_lost(self, session_id: str, reason: str) -> None:
         """Record the death of a session; the runtime calls it."""
@@ -209,6 +213,7 @@ class SessionService:
             # It keeps counting against the limit, because it may still use resources.
             _log.warning("%s; trying again", error)
             self._pending_deletions.add(session_id)
+            asyncio.get_running_loop().call_later(RETRY_S, self._leases_changed.set)
             return
         self.leases.mark_removed(session_id, reason)
         self._end_in_journal(session_id)
@@ -232,6 +237,7 @@ class SessionService:
         reconciled_at = self.clock()
         while True:
             wait = min(self.leases.next_expiry() - self.clock(), RETRY_S if self._pending_deletions else RECONCILE_S)
+            self._reap_at = self.clock() + wait
             self._leases_changed.clear()
             with contextlib.suppress(TimeoutError):
                 # Not wait_for: in Python 3.11 it swallows a cancellation that arrives together with the event.
@@ -241,6 +247,11 @@ class SessionService:
             if self.clock() - reconciled_at >= RECONCILE_S:
                 reconciled_at = self.clock()
                 await self.reconcile()
+
+    def _wake_reaper(self, lease: SessionLease) -> None:
+        # Only for a lease that expires before the reaper wakes by itself: it looks at every lease each time.
+        if lease.expires_at < self._reap_at:
+            self._leases_changed.set()
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(coroutine)

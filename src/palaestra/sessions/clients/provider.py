@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from palaestra.errors import ConfigError, SessionFailed, SessionRefused
-from palaestra.sessions.clients.client import GatewayClient, open_session
+from palaestra.sessions.clients.client import RESTART_S, GatewayClient, RetryPolicy, open_session
 from palaestra.sessions.clients.query_dialect import QueryDialectSession, assign_rows
 from palaestra.sessions.environment_config import EnvironmentConfig
 from palaestra.sessions.session import Session
@@ -50,6 +50,8 @@ class GatewayAddress:
 
     url: str
     token: str | None
+    is_own: bool = False
+    """Whether this process started it, so that it will not be started again when it is gone."""
 
     @property
     def description(self) -> str:
@@ -164,7 +166,8 @@ class _GatewaySessions:
     """Sessions through a gateway."""
 
     def __init__(self, environment: EnvironmentConfig, address: GatewayAddress, session_type: str) -> None:
-        self._client, self._token = GatewayClient(address.url, token=address.token), address.token
+        retry = RetryPolicy(reconnect_s=0.0 if address.is_own else RESTART_S)
+        self._client, self._token = GatewayClient(address.url, token=address.token, retry=retry), address.token
         self._session_type, self._environment = session_type, environment
 
     async def open(self) -> Session:
@@ -262,7 +265,7 @@ def start_gateway(
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, child.pid, NICENESS)
     try:
-        yield GatewayAddress(_read_url(child), token)
+        yield GatewayAddress(_read_url(child), token, is_own=True)
     finally:
         _stop(child)
 
