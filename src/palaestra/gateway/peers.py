@@ -24,7 +24,7 @@ from palaestra.gateway.auth import PROXY_PREFIX
 from palaestra.gateway.error_responses import send_error
 from palaestra.gateway.metrics import PeerCounts
 from palaestra.gateway.proxy import NOT_FOR_PEERS, Destination, Proxy, parse_proxy_path
-from palaestra.gateway.runtime import Address
+from palaestra.gateway.runtime import Address, owner_name
 from palaestra.http.asgi import Receive, Scope, Send
 
 FORWARDED_BY = b"x-palaestra-forwarded-by"
@@ -50,11 +50,6 @@ class Peer:
         """Host and port."""
         parts = urlsplit(self.url)
         return Address(parts.hostname or "", parts.port or 80)
-
-
-def owner_name(session_id: str) -> str:
-    """The name of the gateway in a session id; empty for the id of a gateway without a name."""
-    return session_id.rpartition("-")[0]
 
 
 def is_forwarded(scope: Scope) -> bool:

@@ -14,6 +14,11 @@ LostCallback: TypeAlias = Callable[[str, str], None]
 """Called with the id of a session that died and the reason."""
 
 
+def owner_name(session_id: str) -> str:
+    """The name of the gateway in a session id; empty for the id of a gateway without a name."""
+    return session_id.rpartition("-")[0]
+
+
 @dataclass(frozen=True)
 class Address:
     """The HTTP address of a session."""

@@ -17,8 +17,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from palaestra.errors import SessionFailed
-from palaestra.gateway.peers import owner_name
-from palaestra.gateway.runtime import Address, LostCallback
+from palaestra.gateway.runtime import Address, LostCallback, owner_name
 from palaestra.gateway.server_calls import ServerCalls
 
 _log = logging.getLogger(__name__)
