@@ -8,7 +8,7 @@ export PYTHONHASHSEED  ?= 0
 QT_LIBRARIES := libegl1 libgl1 libx11-6 libxkbcommon0 libfontconfig1 libfreetype6 libglib2.0-0 libdbus-1-3 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs bench-studio bench-offline soak screenshots docs clean
+.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
 
 help:           ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -91,6 +91,13 @@ bench-offline: setup  ## compare learning from data and plans with CORL (checkou
 
 soak: setup browser ## play 5,000 UI episodes while killing browsers and servers (half an hour)
 	$(BIN)/python -m benchmarks.session_soak
+
+load: setup browser  ## 256 sessions, 32 actors and a learner for 15 minutes, restarts, and the throughput of 1 to 128 actors
+	$(BIN)/python -m benchmarks.load_scaling
+	$(BIN)/python -m benchmarks.load
+	$(BIN)/python -m benchmarks.load --minutes 3 --runtime servers --restart-gateway-every 30
+	$(BIN)/python -m benchmarks.load --minutes 3 --runtime local --restart-gateway-every 30
+	$(BIN)/python -m benchmarks.load --minutes 3 --runtime servers --gateways 2
 
 screenshots: setup browser desktop  ## draw the terminal output and every state of the studio for docs/
 	$(BIN)/python -m benchmarks.screenshots

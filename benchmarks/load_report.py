@@ -29,11 +29,19 @@ def write_report() -> None:
 def describe_scaling(found: dict[str, Any]) -> list[str]:
     """The table of actors against acts per second."""
     names = list(found["lines"][0]["cpu_ms_per_act"])
-    head = ["actors", "acts/s", "of the ideal", "cores used", *(f"{name}, CPU ms/act" for name in names)]
+    head = [
+        "actors",
+        "acts/s",
+        "of the ideal",
+        "cores used",
+        "load average",
+        *(f"{name}, CPU ms/act" for name in names),
+    ]
     rows = [
         [
             str(line["actors"]), f"{line['acts_per_second']:.1f}", f"{100 * line['share_of_ideal']:.0f} %",
-            f"{line['cores_used']:.2f}", *(f"{line['cpu_ms_per_act'][name]:.2f}" for name in names),
+            f"{line['cores_used']:.2f}", f"{line['load']:.1f}",
+            *(f"{line['cpu_ms_per_act'][name]:.2f}" for name in names),
         ]
         for line in found["lines"]
     ]  # fmt: skip
