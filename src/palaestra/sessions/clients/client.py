@@ -332,7 +332,25 @@ class GatewayClient:
         as the retry policy says for a gateway that restarts. A session whose opening was not answered is opened again;
         the first one, if there is one, ends with its lease. A session whose caller is cancelled meanwhile is closed.
         """
-        opening = asyncio.create_task(self._open(session_type, ttl_s, within_s))
+        body = encode_json({"session_type": session_type, "ttl_s": ttl_s})
+        loop = asyncio.get_running_loop()
+        end, restart_end = loop.time() + within_s, loop.time() + self._client.retry.reconnect_s
+        while True:
+            try:
+                return await self._open_or_close(body, ttl_s, within_s)
+            except SessionRefused as refusal:
+                wait = 1.0 if refusal.retry_after is None else refusal.retry_after
+                if (refusal.status != 429 and refusal.code != "draining") or loop.time() + wait > end:
+                    raise
+                await asyncio.sleep(wait)
+            except SessionFailed as failure:
+                if failure.reason not in _GATEWAY_GONE or loop.time() > restart_end:
+                    raise
+                await asyncio.sleep(5 * self._client.retry.pause_s)
+
+    async def _open_or_close(self, body: bytes, ttl_s: float, within_s: float) -> SessionClient:
+        """Open a session once; if the caller is cancelled meanwhile, the session is closed as soon as it is open."""
+        opening = asyncio.create_task(self._open_once(body, ttl_s, within_s))
         self._openings.add(opening)
         opening.add_done_callback(self._openings.discard)
         try:
@@ -347,23 +365,8 @@ class GatewayClient:
             self._closings.add(closing)
             closing.add_done_callback(self._closings.discard)
 
-    async def _open(self, session_type: str, ttl_s: float, within_s: float) -> SessionClient:
-        body = encode_json({"session_type": session_type, "ttl_s": ttl_s})
-        loop = asyncio.get_running_loop()
-        end, restart_end = loop.time() + within_s, loop.time() + self._client.retry.reconnect_s
-        while True:
-            try:
-                response = await self._client.request("POST", "/sessions", body, headers=_JSON, extra_s=within_s)
-                break
-            except SessionRefused as refusal:
-                wait = 1.0 if refusal.retry_after is None else refusal.retry_after
-                if (refusal.status != 429 and refusal.code != "draining") or loop.time() + wait > end:
-                    raise
-                await asyncio.sleep(wait)
-            except SessionFailed as failure:
-                if failure.reason not in _GATEWAY_GONE or loop.time() > restart_end:
-                    raise
-                await asyncio.sleep(self._client.retry.pause_s)
+    async def _open_once(self, body: bytes, ttl_s: float, within_s: float) -> SessionClient:
+        response = await self._client.request("POST", "/sessions", body, headers=_JSON, extra_s=within_s)
         document = _parse(response, lambda: read_json(response.body))
         name = _parse(response, lambda: str(document["session_id"]))
         # The gateway's token allows opening sessions; the session's token allows using this one.
@@ -372,8 +375,8 @@ class GatewayClient:
 
         async def release() -> None:
             await self._stop_renewal(name)
-            path = f"/sessions/{name}"
-            await self._client.request("DELETE", path, headers=headers, repeatable=True, reconnect_s=CLOSE_S)
+            path, wait_s = f"/sessions/{name}", min(CLOSE_S, self._client.retry.reconnect_s)
+            await self._client.request("DELETE", path, headers=headers, repeatable=True, reconnect_s=wait_s)
 
         url = f"{self._client.url}/proxy/{name}"
         session = SessionClient(url, client=self._client, release=release, headers=headers, session_id=name)
