@@ -50,6 +50,7 @@ from palaestra.sessions.clients.client import GatewayClient, SessionClient
 from palaestra.sessions.task import TaskRequest
 
 TTL_S = 60.0
+START_S = 600.0
 SAMPLE_S = 5.0
 REAL = TaskRequest("click_target/button", 1, {"difficulty": 2})
 SIMULATED = TaskRequest("fake/button", 1)
@@ -170,7 +171,7 @@ async def train(url: str, ledger: Path, plan: Plan) -> asyncio.subprocess.Proces
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "benchmarks.load_training", url, str(ledger), "--actors", str(plan.actors),
         "--max-staleness", str(plan.max_staleness),
-        env={**os.environ, TOKEN_VARIABLE: TOKEN, "OMP_NUM_THREADS": "1"}, stdout=asyncio.subprocess.DEVNULL,
+        env={**os.environ, TOKEN_VARIABLE: TOKEN, "OMP_NUM_THREADS": "1"}, stdout=asyncio.subprocess.PIPE,
     )  # fmt: skip
 
 
@@ -215,8 +216,11 @@ async def play(gateways: list[GatewayProcess], plan: Plan, books: Books, ledger:
     await asyncio.gather(*(event.wait() for event in opened))
     trainer = await train(gateways[0].url, ledger, plan)
     tasks.append(asyncio.create_task(watch(gateways, trainer.pid, books)))
-    until = time.monotonic() + 60 * plan.minutes
     try:
+        assert trainer.stdout is not None
+        # Loading the model and the first update are not part of the time.
+        await asyncio.wait_for(trainer.stdout.readline(), START_S)
+        until = time.monotonic() + 60 * plan.minutes
         if plan.restart_gateway_every:
             await restart_in_turn(gateways, plan, books, until)
         else:

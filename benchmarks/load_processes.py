@@ -56,7 +56,7 @@ async def stop_process(process: asyncio.subprocess.Process, number: int = signal
     """Send a signal and wait; the exit code."""
     with contextlib.suppress(ProcessLookupError):
         process.send_signal(number)
-    code = await asyncio.wait_for(process.wait(), 120)
+    code = await asyncio.wait_for(process.wait(), 300)
     process._transport.close()  # type: ignore[attr-defined]
     return code
 

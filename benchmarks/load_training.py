@@ -2,9 +2,10 @@
 
     PALAESTRA_GATEWAY_TOKEN=… python -m benchmarks.load_training URL LEDGER [--actors 32] [--max-staleness 1] [--seed 0]
 
-Runs until SIGTERM and then writes LEDGER (JSON). Actors, queue, staleness bound, sampler and learner are those of
-`palaestra train` with asynchronous collection. The ledger has every episode that was scheduled, and what became of it,
-counted at both ends: where it was scheduled, where its actor ended, and where the learner received it.
+Prints a line after its first update, runs until SIGTERM and then writes LEDGER (JSON). Actors, queue, staleness bound,
+sampler and learner are those of `palaestra train` with asynchronous collection. The ledger has every episode that was
+scheduled, and what became of it, counted at both ends: where it was scheduled, where its actor ended, and where the
+learner received it.
 """
 
 from __future__ import annotations
@@ -193,6 +194,8 @@ def run_training(config: ScreenRunConfig, ledger: Ledger, stop: Callable[[], boo
         version = learner.version
         for update in run_updates(source, learner, publisher, stop):
             ledger.updates += 1
+            if ledger.updates == 1:
+                print("learning", flush=True)
             ledger.dropped_stale += int(update.metrics["dropped_stale"])
             ledger.learned += int(update.metrics["trajectories_learned"])
             for trajectory in update.batch.experience:

@@ -54,4 +54,4 @@ def test_a_minute_of_training_through_gateways_that_are_killed_loses_nothing(run
     assert found["episodes"]["scheduled"] > 0
     if runtime == "servers":
         assert found["sessions"]["held_replaced"] == 0
-        assert found["sessions"]["adopted"] >= 24
+        assert found["sessions"]["adopted"] > 0
