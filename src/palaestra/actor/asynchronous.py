@@ -23,7 +23,7 @@ from palaestra.actor.collector_process import CollectorProcess, CollectorSetup, 
 from palaestra.actor.collector_thread import CollectorThread, SegmentReport
 from palaestra.actor.compatibility import buffer_shape
 from palaestra.actor.policy_actor import Compiled
-from palaestra.actor.synchronous import rollout_metrics
+from palaestra.actor.synchronous import gather_episodes, rollout_metrics
 from palaestra.config import Section
 from palaestra.env.make import EnvConfig
 from palaestra.env.vector import VectorEnv
@@ -35,6 +35,7 @@ from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, clone_policy
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 from palaestra.transport.queue import SegmentQueue, TakenSegment
+from palaestra.transport.ranks import ALONE, Ranks
 from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
 from palaestra.transport.weights import BoardPublisher, WeightBoard
 
@@ -80,10 +81,12 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
         discount: float | None,
         env_config: EnvConfig | None,
         torch_threads: int = 1,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`discount`: discount of the reward scale, None: no scaling; `env_config`: environments of a process.
 
-        `torch_threads`: threads of a collector process. The default of 1 leaves the other cores to the learner.
+        `torch_threads`: threads of a collector process. The default of 1 leaves the other cores to the learner. `seed`
+        must differ between `ranks`.
         """
         if config.collector == "process" and env_config is None:
             raise ConfigError(
@@ -101,7 +104,7 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
             )
         self._config, self._policy, self._env, self._seed = config, policy, env, seed
         self._compiled, self._discount, self._env_config = compiled, discount, env_config
-        self._torch_threads = torch_threads
+        self._torch_threads, self._ranks = torch_threads, ranks
         self._first_stream = stream_base(seed)
         self._attempt = self._num_steps = self._version = 0
         self._moments: tuple[float, float, float] | None = None
@@ -203,26 +206,30 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
         if not self._worker_started:
             self._worker_started = True
             self._worker.start()
+        return self._make_batch(self._ranks.run(self._take_segment))
+
+    def _take_segment(self) -> TakenSegment:
         while True:
             self.raise_if_failed()
             self._worker.wake()  # dropped segments may have freed slots
             segment = self._queue.take(self._version, POLL_S)
             if segment is not None:
-                return self._make_batch(segment)
+                return segment
 
     def _make_batch(self, segment: TakenSegment) -> Batch[RolloutBuffer]:
         buffer, report = self._queue.ring.segments[segment.slot], segment.report
         self._num_steps = buffer.first_env_step + buffer.num_steps
         self._moments = report.moments
-        steps = buffer.num_steps * buffer.num_envs
-        self.progress.add(steps, report.episodes)
+        steps = buffer.num_steps * buffer.num_envs * self._ranks.size
+        episodes = gather_episodes(self._ranks, report.episodes)
+        self.progress.add(steps, episodes)
         busy = report.collect_seconds
         metrics = {
             "collect_seconds": busy,
             "queue_depth": float(segment.queue_depth),
             "collector_utilisation": busy / max(busy + report.idle_seconds, 1e-9),
         }
-        return Batch(buffer, report.episodes, steps, metrics, segment)
+        return Batch(buffer, episodes, steps, metrics, segment)
 
     def release(self, batch: Batch[RolloutBuffer], version: int) -> None:
         """Free the slot. Its weights are already published, so the collector finds them."""

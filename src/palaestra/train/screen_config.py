@@ -69,6 +69,9 @@ class ScreenTrainerConfig(UpdateConfig):
     """Updates between evaluations on held-out seeds. null: no evaluation during training."""
     torch_threads: int = Field(default=1, ge=1)
     """Threads of torch for learning. Leave cores for the browsers."""
+    rank_timeout: float = Field(default=1800.0, gt=0)
+    """Under torchrun: seconds that a process waits for the others before training fails. Longer than
+    playing a batch and an evaluation, which only the first process does."""
 
 
 class ActorPoolConfig(Section):
