@@ -1,19 +1,24 @@
 """Runs under torchrun: what is refused, what is announced, and the share of each process.
 
 `env.num_envs` counts the environments of the whole run. Synchronous collection acts in them as one process would; an
-asynchronous collector plays episodes of its own in each process.
+asynchronous collector plays episodes of its own in each process. Episodes on screens are played by the first process
+alone (`FirstRankEpisodes`), which has the sessions and the sampler; all processes learn from them.
 """
 
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 
 from palaestra.actor.asynchronous import AsyncConfig
+from palaestra.actor.episode_source import EpisodeSource
 from palaestra.errors import ConfigError
+from palaestra.experience.trajectory import Trajectory
 from palaestra.train.config import RunConfig
 from palaestra.transport.ranks import Ranks, launched_by_torchrun
+from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing
 
 
 def refuse_transitions(config: RunConfig) -> None:
@@ -67,3 +72,51 @@ def rank_notices(config: RunConfig, ranks: Ranks) -> list[str]:
     if config.trainer.compiled != "off":
         text += " The compiled update of small networks is for one process and is not used."
     return [text]
+
+
+class FirstRankEpisodes(ExperienceSource[list[Trajectory]]):
+    """Batches of episodes in the first process, and empty batches at the same time in the others."""
+
+    def __init__(self, episodes: EpisodeSource, ranks: Ranks) -> None:
+        self._episodes, self._ranks = episodes, ranks
+        self.progress = episodes.progress
+
+    def open(self, *args: Any, **options: Any) -> None:
+        """Play from now on."""
+        self._episodes.open(*args, **options)
+
+    def next_batch(self) -> Batch[list[Trajectory]] | None:
+        """Wait until the first process has played a batch; None in all processes if it was stopped before."""
+        batch = self._ranks.run(lambda: self._episodes.next_batch() if self._ranks.is_first else Batch([]))
+        return None if self._ranks.any(batch is None) else batch
+
+    def release(self, batch: Batch[list[Trajectory]], version: int) -> None:
+        """Allow further episodes."""
+        if self._ranks.is_first:
+            self._episodes.release(batch, version)
+        else:
+            self.progress.updates += 1
+
+    def requeue(self, batch: Batch[list[Trajectory]]) -> None:
+        """Put the episodes first in the next batch."""
+        self._episodes.requeue(batch)
+
+    def raise_if_failed(self) -> None:
+        """Raise if the actors have failed."""
+        self._episodes.raise_if_failed()
+
+    def metrics(self, batch: Batch[list[Trajectory]], timing: Timing) -> dict[str, float]:
+        """Metrics of the batch, in the first process."""
+        return self._episodes.metrics(batch, timing) if self._ranks.is_first else {}
+
+    def state(self) -> SavedState:
+        """The state of the episodes, in the first process."""
+        return self._episodes.state() if self._ranks.is_first else SavedState({}, {})
+
+    def load_state(self, state: SavedState) -> bool:
+        """Continue from `state`."""
+        return self._episodes.load_state(state) if self._ranks.is_first else True
+
+    def close(self) -> None:
+        """Stop every actor."""
+        self._episodes.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,10 +37,12 @@ from palaestra.sessions.clients.provider import SessionAddress, find_sessions, o
 from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
+from palaestra.train.distributed import FirstRankEpisodes, check_own_devices
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
 from palaestra.train.screen_config import ScreenRunConfig
+from palaestra.transport.ranks import current_ranks
 from palaestra.transport.weights import WeightPublisher
 
 ARCHIVE_TRIM_INTERVAL = 20
@@ -80,6 +82,7 @@ class _ScreenRun:
         if algorithm.needs_reference and not config.model.use_lora:
             policy.keep_reference()
         self._config, self._policy, self._address, self._warnings = config, policy, address, warnings
+        self._ranks = current_ranks()
         self.learner = TrajectoryLearner(
             policy,
             algorithm,
@@ -92,10 +95,11 @@ class _ScreenRun:
             kept_versions=config.staleness,
             version=policy.version,
             seed=t.seed,
+            ranks=self._ranks,
         )
         sampler = TaskSampler(config.tasks, config.sampler, seed=t.seed)
         self._scheduler = EpisodeScheduler(sampler, group_size=algorithm.group_size, seed=t.seed)
-        self.source = EpisodeSource(
+        self.source: EpisodeSource | FirstRankEpisodes = EpisodeSource(
             self._scheduler,
             self.learner.admit,
             batch_size=t.batch_size,
@@ -103,6 +107,8 @@ class _ScreenRun:
             max_staleness=config.staleness,
             sessions=address.description,
         )
+        if self._ranks.size > 1:
+            self.source = FirstRankEpisodes(self.source, self._ranks)
         self._process: ProcessSampler | None = None
         self.publisher = SamplerPublisher(policy, None)
         self._failures_reported = 0
@@ -112,6 +118,8 @@ class _ScreenRun:
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Start the sampler. The player opens sessions with the first batch."""
+        if not self._ranks.is_first:
+            return
         if self._config.trajectories_kept:
             self._archive = TrajectoryArchive(attempt.trajectories)
 
@@ -254,12 +262,21 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
                 "a sampler process builds its model from the configuration, and a policy was given",
                 "Use inference.backend=thread",
             )
-        address = find_sessions(
-            config.environment,
-            stack,
-            actors=config.actor_pool.target_concurrent_actors,
-            session_type=config.actor.session_type,
-        )
-        return _ScreenRun(config, model, address, check_tasks(config, address))
+        ranks = current_ranks()
+        check_own_devices(config.model.device, place="model.device")
+
+        def connect() -> tuple[SessionAddress, list[str]] | None:
+            if not ranks.is_first:
+                return None
+            address = find_sessions(
+                config.environment,
+                stack,
+                actors=config.actor_pool.target_concurrent_actors,
+                session_type=config.actor.session_type,
+            )
+            return address, check_tasks(config, address)
+
+        address, warnings = cast(tuple[SessionAddress, list[str]], ranks.broadcast(ranks.run(connect)))
+        return _ScreenRun(config, model, address, warnings)
 
     return run(config, build, **where)
