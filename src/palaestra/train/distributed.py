@@ -11,12 +11,16 @@ import os
 from typing import Any
 
 import numpy as np
+import torch
 
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.actor.episode_source import EpisodeSource
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory
-from palaestra.train.config import RunConfig
+from palaestra.policy.vlm.policy import VLMPolicy
+from palaestra.policy.vlm.sharding import find_layers
+from palaestra.train.config import RunConfig, make_algorithm
+from palaestra.train.screen_config import ScreenRunConfig
 from palaestra.transport.ranks import Ranks, launched_by_torchrun
 from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing
 
@@ -72,6 +76,37 @@ def rank_notices(config: RunConfig, ranks: Ranks) -> list[str]:
     if config.trainer.compiled != "off":
         text += " The compiled update of small networks is for one process and is not used."
     return [text]
+
+
+def is_divided(config: ScreenRunConfig, ranks: Ranks) -> bool:
+    """Whether the learning weights are divided among the processes."""
+    return ranks.size > 1 and config.trainer.sharding == "fsdp"
+
+
+def divide_model(config: ScreenRunConfig, model: Any, ranks: Ranks) -> None:
+    """Divide the learning weights among the processes, if the configuration says so."""
+    check_own_devices(config.model.device, place="model.device")
+    if not is_divided(config, ranks):
+        return
+    if not isinstance(model, VLMPolicy):
+        reason = f"a {type(model).__name__} cannot be divided"
+        raise ConfigError("trainer.sharding", "fsdp", reason, "Use trainer.sharding=ddp")
+    algorithm = make_algorithm(config.algorithm, "trajectories")
+    if algorithm.needs_reference and not config.model.use_lora:
+        reason = "full training with algorithm.kl_coef needs a whole copy of the first weights in every process"
+        raise ConfigError("trainer.sharding", "fsdp", reason, "Use LoRA, or set algorithm.kl_coef=0")
+    ranks.run(lambda: find_layers(model.learner.model))
+    dtype = torch.bfloat16 if config.trainer.fsdp_dtype == "bfloat16" else None
+    # Only the first process samples, unless a process of its own does.
+    model.shard(compute_dtype=dtype, samples=ranks.is_first)
+
+
+def screen_rank_notices(config: ScreenRunConfig, ranks: Ranks) -> list[tuple[str, str]]:
+    """Messages at the start of a run on screens in several processes."""
+    if ranks.size == 1:
+        return [("warning", "trainer.sharding=fsdp has no effect in one process.")] * (config.trainer.sharding == "fsdp")
+    how = "each has a part of the layers" if is_divided(config, ranks) else "each has all weights"
+    return [("info", f"{ranks.size} processes learn together; {how}. The first one plays the episodes.")]
 
 
 class FirstRankEpisodes(ExperienceSource[list[Trajectory]]):

@@ -37,7 +37,7 @@ from palaestra.sessions.clients.provider import SessionAddress, find_sessions, o
 from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
-from palaestra.train.distributed import FirstRankEpisodes, check_own_devices
+from palaestra.train.distributed import FirstRankEpisodes, divide_model, is_divided, screen_rank_notices
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
@@ -92,7 +92,8 @@ class _ScreenRun:
             replay=config.replay,
             reward=config.reward,
             temperature=config.actor.temperature,
-            kept_versions=config.staleness,
+            # Weights of earlier versions are not kept by parts.
+            kept_versions=0 if is_divided(config, self._ranks) else config.staleness,
             version=policy.version,
             seed=t.seed,
             ranks=self._ranks,
@@ -118,7 +119,9 @@ class _ScreenRun:
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Start the sampler. The player opens sessions with the first batch."""
+        weights = self.learner.weights()  # in all processes, if they are divided
         if not self._ranks.is_first:
+            self.publisher.publish(self.learner.version, weights)
             return
         if self._config.trajectories_kept:
             self._archive = TrajectoryArchive(attempt.trajectories)
@@ -127,7 +130,7 @@ class _ScreenRun:
             telemetry.emit(EpisodeSummary(number, number, 0, trajectory.total_reward(), len(trajectory)))
 
         sampler = self._start_sampler()
-        self.publisher.publish(self.learner.version, self.learner.weights())
+        self.publisher.publish(self.learner.version, weights)
         self.source.open(
             self._start_player(sampler), version=self.learner.version, stop=stop, record=self._record, finished=report
         )
@@ -176,6 +179,9 @@ class _ScreenRun:
 
     def save_policy(self) -> Callable[[Path], object]:
         """A function that writes the directory of the model."""
+        if is_divided(self._config, self._ranks):
+            gathered: Callable[[Path], object] = self._policy.gather_for_save()
+            return gathered
         save: Callable[[Path], object] = self._policy.save
         return save
 
@@ -218,7 +224,7 @@ class _ScreenRun:
     def notices(self) -> Sequence[tuple[str, str]]:
         """The learning rate and its reason, and warnings about the tasks."""
         rate = ("info", f"{self.learner.rate.reason}.".capitalize())
-        return [rate, *(("warning", text) for text in self._warnings)]
+        return [rate, *screen_rank_notices(self._config, self._ranks), *(("warning", text) for text in self._warnings)]
 
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
         """Warnings about batches that were not learned from, and about replaced sampler processes."""
@@ -263,7 +269,7 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
                 "Use inference.backend=thread",
             )
         ranks = current_ranks()
-        check_own_devices(config.model.device, place="model.device")
+        divide_model(config, model, ranks)
 
         def connect() -> tuple[SessionAddress, list[str]] | None:
             if not ranks.is_first:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from palaestra.experience.turn_scoring import TurnInput
-from palaestra.policy.weight_sync import is_sharded
+from palaestra.policy.weight_sync import is_sharded, own_part
 from palaestra.transport.ranks import Ranks
 
 R = TypeVar("R")
@@ -66,6 +66,26 @@ def average_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter]) -> None:
             _average(ranks, bucket)
             bucket = []
     _average(ranks, bucket)
+
+
+def clip_gradients(ranks: Ranks, parameters: Sequence[nn.Parameter], limit: float) -> float:
+    """Clip the gradients to a norm; returns the norm before. Of a sharded gradient each process has a part."""
+    if not any(is_sharded(parameter) for parameter in parameters):
+        return float(nn.utils.clip_grad_norm_(parameters, limit))
+    gradients = [(parameter.grad, is_sharded(parameter)) for parameter in parameters if parameter.grad is not None]
+    device = own_part(gradients[0][0]).device
+    whole, parts = torch.zeros((), device=device), torch.zeros((), device=device)
+    for gradient, sharded in gradients:
+        square = own_part(gradient).float().square().sum()
+        if sharded:
+            parts += square
+        else:
+            whole += square
+    norm = float((whole + ranks.sum(parts)).sqrt())
+    factor = min(1.0, limit / (norm + 1e-6))
+    for gradient, _ in gradients:
+        own_part(gradient).mul_(factor)
+    return norm
 
 
 def _average(ranks: Ranks, gradients: list[Tensor]) -> None:

@@ -21,7 +21,7 @@ from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experience.turn_scoring import TurnInput
 from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm
-from palaestra.learner.trajectories.parallel import assign_microbatches, average_gradients
+from palaestra.learner.trajectories.parallel import assign_microbatches, average_gradients, clip_gradients
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, prompt_key, split_microbatches
 from palaestra.policy.weight_sync import distribute_like, is_sharded, own_part, whole_tensor
@@ -118,7 +118,10 @@ class TokenUpdater:
         of_values = set(policy.value_parameters()) if isinstance(policy, SeparateValueHead) else set()
         body = [parameter for parameter in self.parameters if parameter not in of_values]
         head = [parameter for parameter in self.parameters if parameter in of_values]
-        groups = [(group, own) for group, own in ((body, rate), (head, config.value_learning_rate)) if group]
+        # Sharded and whole tensors cannot be in one group.
+        whole, parts = [p for p in body if not is_sharded(p)], [p for p in body if is_sharded(p)]
+        rates = ((whole, rate), (parts, rate), (head, config.value_learning_rate))
+        groups = [(group, own) for group, own in rates if group]
         self._rates = [own for _, own in groups]
         self._adamw = torch.optim.AdamW(
             [{"params": group, "lr": own} for group, own in groups],
@@ -215,7 +218,7 @@ class TokenUpdater:
     def _step(self) -> float:
         """Clip and step; returns the norm before clipping. A non-finite gradient raises before the step."""
         limit = self._config.max_grad_norm
-        norm = float(whole_tensor(nn.utils.clip_grad_norm_(self.parameters, math.inf if limit is None else limit)))
+        norm = clip_gradients(self._ranks, self.parameters, math.inf if limit is None else limit)
         if not math.isfinite(norm):
             raise NonFiniteError(f"the gradient has norm {norm}")
         self._adamw.step()

@@ -24,7 +24,7 @@ from palaestra.policy.fingerprint import weights_fingerprint
 from palaestra.policy.vlm.lora import in_vision_tower
 from palaestra.policy.vlm.picture import LRUCache, Picture, PicturePreprocessor
 from palaestra.policy.vlm.prompt import Ints, Prompt
-from palaestra.policy.weight_sync import copy_weights
+from palaestra.policy.weight_sync import copy_weights, whole_tensor
 
 ImageFeatures = tuple[Tensor, ...]
 """The vision tower's output for one picture: its tokens, then those for deeper layers where a family has them."""
@@ -46,6 +46,8 @@ class Network:
         self.model, self.wrapped = model, wrapped
         self.preprocessor, self.feature_cache = preprocessor, feature_cache
         self.value_gradient = value_gradient
+        self.sharded = False
+        """Whether several processes have a part of the weights each; each forward pass is then an exchange."""
         text = model.config.get_text_config()
         self.image_token = int(model.config.image_token_id)
         self.vocabulary = int(text.vocab_size)
@@ -79,6 +81,10 @@ class Network:
     def trainable(self) -> dict[str, nn.Parameter]:
         """The trainable weights by name."""
         return {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
+
+    def whole_trainable(self) -> dict[str, Tensor]:
+        """The trainable weights by name, whole ones if they are sharded; then all processes call this."""
+        return {name: whole_tensor(weight.detach()) for name, weight in self.trainable().items()}
 
     def load_trainable(self, state: Mapping[str, Tensor], *, place: str = "weights") -> None:
         """Replace the values of the trainable weights; `CheckpointError`, with nothing changed, if they do not fit."""
