@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import nn
 
 from palaestra.actor.collector import Collector, attempt_seed, stream_base
@@ -30,7 +30,7 @@ from palaestra.env.vector import VectorEnv
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.vla_buffer import Overflow, VLABuffer
-from palaestra.policy.device import device_of
+from palaestra.policy.device import check_device_name, choose_device, device_of
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, clone_policy
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
@@ -52,6 +52,9 @@ class AsyncConfig(Section):
     collector: Literal["thread", "process"] = "thread"
     """Where the asynchronous collector runs. `thread`: if inference waits for a server or a GPU. `process`: if
     inference or the environment needs a CPU core; requires `env.id` instead of environment objects."""
+    collector_device: str | None = None
+    """Device of the asynchronous collector's copy of the policy: `cpu`, `cuda:1`, …; null: that of the learner. A copy on
+    another device shares no memory with the learner."""
     max_staleness: int = Field(default=1, ge=0, le=1000)
     """Maximum age of the acting weights in updates when a step is learned from. 1 overlaps collection and learning
     fully; more compensates for varying durations; 0 is equal to synchronous training."""
@@ -65,6 +68,13 @@ class AsyncConfig(Section):
     """Seconds after which a step counts as hung and training fails."""
     collector_restarts: int = Field(default=0, ge=0)
     """Number of times a failed or hung collector is replaced, with new episodes, before training fails."""
+
+    @field_validator("collector_device", mode="before")
+    @classmethod
+    def _check_collector_device(cls, value: Any) -> Any:
+        if value is not None:
+            check_device_name(value, place="trainer.collector_device")
+        return value
 
 
 class AsynchronousSource(ExperienceSource[RolloutBuffer]):
@@ -120,7 +130,10 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
         self.publisher = BoardPublisher()
         self.failures: list[str] = []
         """The errors of replaced collectors."""
-        acting = clone_policy(policy) if config.collector == "thread" else policy
+        self._device = device_of(policy)
+        if config.collector_device is not None:
+            self._device = choose_device(config.collector_device, place="trainer.collector_device")
+        acting = clone_policy(policy, self._device) if config.collector == "thread" else policy
         self.collector = Collector(env, acting, seed=seed, compiled=compiled, discount=discount)
         """The collector of the thread, with a copy of the policy; with a process, only for `collect_rollouts`."""
         self._set_in_use("")
@@ -199,7 +212,7 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
         if layout is not self._layout:
             self._layout, self._is_allocated = layout, False
             if self.collector.policy is not self._policy:
-                self.collector.replace_policy(clone_policy(self._policy))
+                self.collector.replace_policy(clone_policy(self._policy, self._device))
 
     def next_batch(self) -> Batch[RolloutBuffer]:
         """Wait for the next segment; raises if the collector fails or hangs."""
@@ -350,5 +363,5 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
             "first_stream": self._first_stream if self._attempt == 0 else stream_base(self._seed),
         }
         self._attempt += 1
-        device = str(device_of(self._policy))
-        return CollectorSetup(self._env_config, arguments, self._moments, self._num_steps, self._torch_threads, device)
+        counters = (self._moments, self._num_steps, self._torch_threads)
+        return CollectorSetup(self._env_config, arguments, *counters, str(self._device))

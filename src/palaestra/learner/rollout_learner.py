@@ -20,7 +20,7 @@ from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT, UNKNOWN_VERSION, Columns, RolloutSpec, check_columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.algorithm import CompiledUpdate, RolloutAlgorithm
-from palaestra.learner.batch import concatenate_batches, move_columns, num_samples, read_columns
+from palaestra.learner.batch import TrainBatch, concatenate_batches, move_columns, num_samples, read_columns
 from palaestra.learner.divided_batch import DividedBatch
 from palaestra.learner.update import locate_failure, run_epochs
 from palaestra.policy.actor_critic import ActorCritic
@@ -76,19 +76,8 @@ class RolloutLearner:
         Stale experience updates the observation statistics only if it is learned from `only_once`: otherwise it may
         have been counted before.
         """
-        columns = [read_columns(rollout) for rollout in rollouts]
-        flat = FlatParameters.refresh(self.policy)
-        for one in columns:
-            check_columns(one, self._spec)
-        columns = [move_columns(one, flat.vector.device) for one in columns]
-        stale: list[Tensor | None] = [None] * len(columns)
-        if not (only_once and all(getattr(rollout, "is_fresh", False) for rollout in rollouts)):
-            fingerprint = policy_fingerprint(self.policy)
-            stale = [stale_steps(one, self.version, fingerprint) for one in columns]
-        prepare = partial(self.algorithm.prepare_batch, self.policy, compiled=self._compiled)
-        batch = self._ranks.run(
-            lambda: concatenate_batches([prepare(one, steps) for one, steps in zip(columns, stale, strict=True)])
-        )
+        columns, stale, batch = self._ranks.run(partial(self._prepare, rollouts, only_once))
+        flat = FlatParameters.of(self.policy)
         divided = DividedBatch(self._ranks, columns, batch) if self._ranks.size > 1 else None
         size = num_samples(batch) if divided is None else divided.size
         if size == 0:
@@ -119,6 +108,23 @@ class RolloutLearner:
             merge = {} if divided is None else {"gather": self._ranks.gather}
             update_statistics(batch["observation"], **merge)
         return metrics
+
+    def _prepare(
+        self, rollouts: Sequence[Any], only_once: bool
+    ) -> tuple[list[Columns], list[Tensor | None], TrainBatch]:
+        """The checked rollouts on the policy's device, their stale steps, and the training samples."""
+        columns = [read_columns(rollout) for rollout in rollouts]
+        flat = FlatParameters.refresh(self.policy)
+        for one in columns:
+            check_columns(one, self._spec)
+        columns = [move_columns(one, flat.vector.device) for one in columns]
+        stale: list[Tensor | None] = [None] * len(columns)
+        if not (only_once and all(getattr(rollout, "is_fresh", False) for rollout in rollouts)):
+            fingerprint = policy_fingerprint(self.policy)
+            stale = [stale_steps(one, self.version, fingerprint) for one in columns]
+        prepare = partial(self.algorithm.prepare_batch, self.policy, compiled=self._compiled)
+        batch = concatenate_batches([prepare(one, steps) for one, steps in zip(columns, stale, strict=True)])
+        return columns, stale, batch
 
     def sync_ranks(self) -> None:
         """Give all processes the weights of the first one."""

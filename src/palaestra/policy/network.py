@@ -224,7 +224,7 @@ class ObservationEncoder(nn.Module):
                 value = observation if isinstance(observation, Tensor) else observation[name]
                 normalizer = self.normalizers[key]
                 assert isinstance(normalizer, ObservationNormalizer)
-                normalizer.update_statistics(value.reshape(len(value), -1), gather)
+                normalizer.update_statistics(value.reshape(len(value), normalizer.mean.numel()), gather)
 
 
 def _image_notices(name: str, part: gymnasium.Space[Any]) -> list[str]:

@@ -57,12 +57,15 @@ class LiveWeights:
         return version
 
 
-def clone_policy(policy: nn.Module) -> nn.Module:
-    """Copy a policy in the same memory layout; frozen weights are shared."""
+def clone_policy(policy: nn.Module, device: torch.device | None = None) -> nn.Module:
+    """Copy a policy in the same memory layout; frozen weights are shared, unless the copy is on another device."""
     flat = FlatParameters.of(policy)
     untrained = {id(p) for p in flat.untrained}
-    shared: dict[int, Any] = {id(p): p for p in flat.untrained if not p.requires_grad}
+    elsewhere = device is not None and device != flat.vector.device
+    shared: dict[int, Any] = {id(p): p for p in flat.untrained if not p.requires_grad and not elsewhere}
     copied = copy.deepcopy(policy, shared)
+    if elsewhere:
+        copied.to(device)
     for mine, theirs in zip(policy.parameters(), copied.parameters(), strict=True):
         if id(mine) not in untrained:
             theirs.requires_grad_(True)  # weights that were frozen later are part of the vector, too

@@ -17,6 +17,7 @@ from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.actor.episode_source import EpisodeSource
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory
+from palaestra.policy.device import choose_device
 from palaestra.policy.vlm.policy import VLMPolicy
 from palaestra.policy.vlm.sharding import find_layers
 from palaestra.train.config import RunConfig, make_algorithm
@@ -39,7 +40,9 @@ def check_rollout_ranks(config: RunConfig, ranks: Ranks) -> None:
     if size == 1:
         return
     if config.env.num_envs % size:
-        near = [number for number in (config.env.num_envs // size * size, -(-config.env.num_envs // size) * size) if number]
+        near = [
+            number for number in (config.env.num_envs // size * size, -(-config.env.num_envs // size) * size) if number
+        ]
         reason = f"cannot be divided among the {size} processes that torchrun started"
         remedy = f"Nearest that can: {' and '.join(str(number) for number in near)}"
         raise ConfigError("env.num_envs", config.env.num_envs, reason, remedy)
@@ -83,6 +86,18 @@ def is_divided(config: ScreenRunConfig, ranks: Ranks) -> bool:
     return ranks.size > 1 and config.trainer.sharding == "fsdp"
 
 
+def place_sampler(config: ScreenRunConfig, model: Any, ranks: Ranks) -> None:
+    """Move the sampler to the device of the configuration, in the process that samples."""
+    if config.inference.device is None:
+        return
+    device = choose_device(config.inference.device, place="inference.device")
+    if not isinstance(model, VLMPolicy):
+        reason = f"a {type(model).__name__} samples and learns on one device"
+        raise ConfigError("inference.device", config.inference.device, reason, "Leave it out")
+    if ranks.is_first and config.inference.backend == "thread" and device != model.learner.device:
+        model.sample_on(device)
+
+
 def divide_model(config: ScreenRunConfig, model: Any, ranks: Ranks) -> None:
     """Divide the learning weights among the processes, if the configuration says so."""
     check_own_devices(config.model.device, place="model.device")
@@ -104,7 +119,9 @@ def divide_model(config: ScreenRunConfig, model: Any, ranks: Ranks) -> None:
 def screen_rank_notices(config: ScreenRunConfig, ranks: Ranks) -> list[tuple[str, str]]:
     """Messages at the start of a run on screens in several processes."""
     if ranks.size == 1:
-        return [("warning", "trainer.sharding=fsdp has no effect in one process.")] * (config.trainer.sharding == "fsdp")
+        return [("warning", "trainer.sharding=fsdp has no effect in one process.")] * (
+            config.trainer.sharding == "fsdp"
+        )
     how = "each has a part of the layers" if is_divided(config, ranks) else "each has all weights"
     return [("info", f"{ranks.size} processes learn together; {how}. The first one plays the episodes.")]
 

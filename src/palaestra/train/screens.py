@@ -37,7 +37,7 @@ from palaestra.sessions.clients.provider import SessionAddress, find_sessions, o
 from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
-from palaestra.train.distributed import FirstRankEpisodes, divide_model, is_divided, screen_rank_notices
+from palaestra.train.distributed import FirstRankEpisodes, divide_model, is_divided, place_sampler, screen_rank_notices
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
@@ -139,8 +139,12 @@ class _ScreenRun:
         c = self._config
         if c.inference.backend == "thread":
             return LocalSampler(self._policy, threads=c.inference.torch_threads)
+        device = c.model.device if c.inference.device is None else c.inference.device
         self._process = ProcessSampler(
-            c.model, seed=c.trainer.seed, threads=c.inference.torch_threads, restarts=c.inference.restarts
+            c.model.model_copy(update={"device": device}),
+            seed=c.trainer.seed,
+            threads=c.inference.torch_threads,
+            restarts=c.inference.restarts,
         )
         self.publisher = SamplerPublisher(self._policy, self._process)
         return self._process
@@ -269,6 +273,7 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
                 "Use inference.backend=thread",
             )
         ranks = current_ranks()
+        place_sampler(config, model, ranks)
         divide_model(config, model, ranks)
 
         def connect() -> tuple[SessionAddress, list[str]] | None:

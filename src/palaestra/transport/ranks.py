@@ -123,7 +123,9 @@ class Ranks:
         """Leave a message for the processes that are still waiting for this one."""
         if self.size > 1 and not isinstance(error, RankFailed):
             with suppress(RuntimeError, AttributeError):
-                text = f"process {self.rank} of {self.size} (numbered from 0) failed with {type(error).__name__}: {error}"
+                text = (
+                    f"process {self.rank} of {self.size} (numbered from 0) failed with {type(error).__name__}: {error}"
+                )
                 _store().set(_FAILURE, text)
 
     @contextmanager

@@ -268,14 +268,18 @@ class TokenUpdater:
                     f"does not fit this policy, whose parameter has {shape}",
                     "Use the configuration it was trained with",
                 )
-            state[own] = {part: tensor.clone() if part == "step" else _place(tensor, own) for part, tensor in parts.items()}
+            state[own] = {
+                part: tensor.clone() if part == "step" else _place(tensor, own) for part, tensor in parts.items()
+            }
         self._adamw.state.clear()
         self._adamw.state.update(state)
 
 
 def _place(tensor: Tensor, example: Tensor) -> Tensor:
     """A copy on the device of `example`; if that is sharded, this process's part."""
-    return distribute_like(tensor, example) if is_sharded(example) else tensor.to(example.device, example.dtype, copy=True)
+    return (
+        distribute_like(tensor, example) if is_sharded(example) else tensor.to(example.device, example.dtype, copy=True)
+    )
 
 
 def split_minibatches(

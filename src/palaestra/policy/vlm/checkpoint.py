@@ -127,9 +127,7 @@ def export_merged(network: Network, loaded: LoadedModel, path: Path, *, version:
         _save_model(model, loaded, directory)
 
 
-def _save_model(
-    model: Any, loaded: LoadedModel, directory: Path, weights: Mapping[str, Tensor] | None = None
-) -> None:
+def _save_model(model: Any, loaded: LoadedModel, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
     model.save_pretrained(directory, state_dict=None if weights is None else model.state_dict() | weights)
     loaded.tokenizer.save_pretrained(directory)
     loaded.image_processor.save_pretrained(directory)

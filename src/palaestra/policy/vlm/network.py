@@ -101,12 +101,19 @@ class Network:
                 raise CheckpointError(place, name, reason, remedy)
         copy_weights(state, own)
 
-    def clone(self) -> Network:
-        """A network with copies of the trainable weights; all other weights are shared."""
-        shared: dict[int, Any] = {id(p): p for _, p in self.named_parameters() if not p.requires_grad}
-        shared |= {id(buffer): buffer for buffer in self.model.buffers()}
-        shared |= {id(part): part for part in (self.preprocessor, self.feature_cache)}
+    def clone(self, device: torch.device | None = None) -> Network:
+        """A network with copies of the trainable weights; all others are shared, unless it is on another device."""
+        shared: dict[int, Any] = {id(self.preprocessor): self.preprocessor}
+        elsewhere = device is not None and device != self.device
+        if elsewhere:
+            shared[id(self.feature_cache)] = LRUCache(self.feature_cache.capacity_bytes)
+        else:
+            shared |= {id(p): p for _, p in self.named_parameters() if not p.requires_grad}
+            shared |= {id(part): part for part in (*self.model.buffers(), self.feature_cache)}
         other = copy.deepcopy(self, shared)
+        if elsewhere:
+            other.model.to(device)
+            other.value_head.to(device)
         for weight in other.trainable().values():
             weight.requires_grad_(False)
         return other

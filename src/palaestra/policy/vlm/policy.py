@@ -241,6 +241,12 @@ class VLMPolicy:
         """Copies of the trainable weights on the CPU."""
         return {name: weight.cpu().clone() for name, weight in self.learner.whole_trainable().items()}
 
+    def sample_on(self, device: torch.device) -> None:
+        """Sample on another device than the learning one, with a copy of all weights. Call it before `shard`."""
+        with self._sampling_lock, self._publish_lock:
+            self._acting = self.learner.clone(device)
+            self._update_acting(self.learner.trainable())
+
     def shard(self, *, compute_dtype: torch.dtype | None = None, samples: bool = True) -> None:
         """Divide the learning weights among all processes, which call this (`palaestra.policy.vlm.sharding`).
 
