@@ -53,8 +53,8 @@ class AsyncConfig(Section):
     """Where the asynchronous collector runs. `thread`: if inference waits for a server or a GPU. `process`: if
     inference or the environment needs a CPU core; requires `env.id` instead of environment objects."""
     collector_device: str | None = None
-    """Device of the asynchronous collector's copy of the policy: `cpu`, `cuda:1`, …; null: that of the learner. A copy on
-    another device shares no memory with the learner."""
+    """Device of the asynchronous collector's copy of the policy: `cpu`, `cuda:1`, …; null: that of the learner. A copy
+    on another device shares no memory with the learner."""
     max_staleness: int = Field(default=1, ge=0, le=1000)
     """Maximum age of the acting weights in updates when a step is learned from. 1 overlaps collection and learning
     fully; more compensates for varying durations; 0 is equal to synchronous training."""

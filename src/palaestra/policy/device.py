@@ -34,7 +34,8 @@ def check_device_name(device: object, *, place: str) -> None:
 def choose_device(device: Device, *, place: str = "device") -> torch.device:
     """The named device with its index; `auto` is the first GPU that torch sees, or the CPU.
 
-    Under torchrun, `auto` and `cuda` are a different GPU for every process of a machine. `ConfigError` if it cannot be used on this machine.
+    Under torchrun, `auto` and `cuda` are a different GPU for every process of a machine. `ConfigError` if the device
+    cannot be used here.
     """
     if device == "auto":
         return torch.device("cuda", _own_gpu()) if torch.cuda.is_available() else torch.device("cpu")

@@ -102,8 +102,8 @@ class TrainerConfig(AsyncConfig):
     process, the default of torch for large networks."""
 
     rank_timeout: float = Field(default=1800.0, gt=0)
-    """Under torchrun: seconds that a process waits for the others before training fails. Longer than an evaluation, which
-    only the first process runs."""
+    """Under torchrun: seconds that a process waits for the others before training fails. Longer than an evaluation,
+    which only the first process runs."""
 
     @field_validator("device", mode="before")
     @classmethod
