@@ -18,6 +18,7 @@
     ├── SessionFailed              a session failed (page crashed or hung, browser or pod gone); never a reward
     ├── EnvironmentContractError   an environment broke its contract (NaN, wrong shape, dead worker)
     ├── CollectorFailed            the asynchronous collector raised, hung, was killed or did not start
+    │   └── RankFailed               one of the processes that torchrun started failed, so all of them end
     ├── NonFiniteError             a loss, gradient or parameter became NaN or infinite
     └── ExperienceError            rollouts that cannot be combined, buffers used out of order
 
@@ -105,6 +106,17 @@ class EnvironmentContractError(PalaestraError):
 
 class CollectorFailed(PalaestraError):
     """The asynchronous collector ended unexpectedly; the learned weights are not affected."""
+
+
+class RankFailed(CollectorFailed):
+    """One of the processes of a run failed or ended; raised in all of them.
+
+    `known_to_all`: all processes have the same message, so that one of them shows it.
+    """
+
+    def __init__(self, text: str, *, known_to_all: bool = False) -> None:
+        self.known_to_all = known_to_all
+        super().__init__(text)
 
 
 class NonFiniteError(PalaestraError):

@@ -168,6 +168,38 @@ def collecting_in_a_thread():
         assert torch.equal(mine.cpu(), theirs.cpu())
 
 
+@check
+def a_collector_on_the_cpu_beside_a_learner_on_the_gpu():
+    settings = AsyncConfig(reproducible=True, collector_device="cpu")
+    there = same(lambda: gymnasium.make("CartPole-v1"), asynchronous=settings, updates=3, normalize=True)
+    collector = there.training.source.collector
+    assert {parameter.device.type for parameter in collector.policy.parameters()} == {"cpu"}
+    there.collect_rollouts(4)
+    for mine, theirs in zip(there.policy.parameters(), collector.policy.parameters(), strict=True):
+        assert torch.equal(mine.cpu(), theirs)
+
+
+@check
+def a_sampler_on_the_cpu_beside_a_learner_on_the_gpu():
+    from tests.learner.trajectories.played import build_policy
+
+    policy = build_policy()
+    before = policy.learner.trainable()
+    gpu = policy.learner.clone(GPU)
+    assert {weight.device for _, weight in gpu.named_parameters()} == {GPU}
+    # Its copy shares nothing: the learner stays where it was.
+    assert {weight.device.type for _, weight in policy.named_parameters()} == {"cpu"}
+    policy.learner = gpu
+    for weight in (weight for name, weight in gpu.named_parameters() if name in before):
+        weight.requires_grad_(True)
+    policy.sample_on(torch.device("cpu"))
+    assert {weight.device.type for _, weight in policy._acting.named_parameters()} == {"cpu"}
+    with torch.no_grad():
+        next(iter(gpu.trainable().values())).add_(1.0)
+    policy.publish(1)
+    assert policy._acting_fingerprint == policy.fingerprint
+
+
 def _words():
     return Choices(
         spaces.Box(-1, 1, (2,), np.float32),

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import nn
 
 from palaestra.actor.collector import Collector, attempt_seed, stream_base
@@ -23,18 +23,19 @@ from palaestra.actor.collector_process import CollectorProcess, CollectorSetup, 
 from palaestra.actor.collector_thread import CollectorThread, SegmentReport
 from palaestra.actor.compatibility import buffer_shape
 from palaestra.actor.policy_actor import Compiled
-from palaestra.actor.synchronous import rollout_metrics
+from palaestra.actor.synchronous import gather_episodes, rollout_metrics
 from palaestra.config import Section
 from palaestra.env.make import EnvConfig
 from palaestra.env.vector import VectorEnv
 from palaestra.errors import CollectorFailed, ConfigError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.vla_buffer import Overflow, VLABuffer
-from palaestra.policy.device import device_of
+from palaestra.policy.device import check_device_name, choose_device, device_of
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, clone_policy
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 from palaestra.transport.queue import SegmentQueue, TakenSegment
+from palaestra.transport.ranks import ALONE, Ranks
 from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
 from palaestra.transport.weights import BoardPublisher, WeightBoard
 
@@ -51,6 +52,9 @@ class AsyncConfig(Section):
     collector: Literal["thread", "process"] = "thread"
     """Where the asynchronous collector runs. `thread`: if inference waits for a server or a GPU. `process`: if
     inference or the environment needs a CPU core; requires `env.id` instead of environment objects."""
+    collector_device: str | None = None
+    """Device of the asynchronous collector's copy of the policy: `cpu`, `cuda:1`, …; null: that of the learner. A copy
+    on another device shares no memory with the learner."""
     max_staleness: int = Field(default=1, ge=0, le=1000)
     """Maximum age of the acting weights in updates when a step is learned from. 1 overlaps collection and learning
     fully; more compensates for varying durations; 0 is equal to synchronous training."""
@@ -64,6 +68,13 @@ class AsyncConfig(Section):
     """Seconds after which a step counts as hung and training fails."""
     collector_restarts: int = Field(default=0, ge=0)
     """Number of times a failed or hung collector is replaced, with new episodes, before training fails."""
+
+    @field_validator("collector_device", mode="before")
+    @classmethod
+    def _check_collector_device(cls, value: Any) -> Any:
+        if value is not None:
+            check_device_name(value, place="trainer.collector_device")
+        return value
 
 
 class AsynchronousSource(ExperienceSource[RolloutBuffer]):
@@ -80,10 +91,12 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
         discount: float | None,
         env_config: EnvConfig | None,
         torch_threads: int = 1,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`discount`: discount of the reward scale, None: no scaling; `env_config`: environments of a process.
 
-        `torch_threads`: threads of a collector process. The default of 1 leaves the other cores to the learner.
+        `torch_threads`: threads of a collector process. The default of 1 leaves the other cores to the learner. `seed`
+        must differ between `ranks`.
         """
         if config.collector == "process" and env_config is None:
             raise ConfigError(
@@ -101,7 +114,7 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
             )
         self._config, self._policy, self._env, self._seed = config, policy, env, seed
         self._compiled, self._discount, self._env_config = compiled, discount, env_config
-        self._torch_threads = torch_threads
+        self._torch_threads, self._ranks = torch_threads, ranks
         self._first_stream = stream_base(seed)
         self._attempt = self._num_steps = self._version = 0
         self._moments: tuple[float, float, float] | None = None
@@ -117,7 +130,10 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
         self.publisher = BoardPublisher()
         self.failures: list[str] = []
         """The errors of replaced collectors."""
-        acting = clone_policy(policy) if config.collector == "thread" else policy
+        self._device = device_of(policy)
+        if config.collector_device is not None:
+            self._device = choose_device(config.collector_device, place="trainer.collector_device")
+        acting = clone_policy(policy, self._device) if config.collector == "thread" else policy
         self.collector = Collector(env, acting, seed=seed, compiled=compiled, discount=discount)
         """The collector of the thread, with a copy of the policy; with a process, only for `collect_rollouts`."""
         self._set_in_use("")
@@ -196,33 +212,37 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
         if layout is not self._layout:
             self._layout, self._is_allocated = layout, False
             if self.collector.policy is not self._policy:
-                self.collector.replace_policy(clone_policy(self._policy))
+                self.collector.replace_policy(clone_policy(self._policy, self._device))
 
     def next_batch(self) -> Batch[RolloutBuffer]:
         """Wait for the next segment; raises if the collector fails or hangs."""
         if not self._worker_started:
             self._worker_started = True
             self._worker.start()
+        return self._make_batch(self._ranks.run(self._take_segment))
+
+    def _take_segment(self) -> TakenSegment:
         while True:
             self.raise_if_failed()
             self._worker.wake()  # dropped segments may have freed slots
             segment = self._queue.take(self._version, POLL_S)
             if segment is not None:
-                return self._make_batch(segment)
+                return segment
 
     def _make_batch(self, segment: TakenSegment) -> Batch[RolloutBuffer]:
         buffer, report = self._queue.ring.segments[segment.slot], segment.report
         self._num_steps = buffer.first_env_step + buffer.num_steps
         self._moments = report.moments
-        steps = buffer.num_steps * buffer.num_envs
-        self.progress.add(steps, report.episodes)
+        steps = buffer.num_steps * buffer.num_envs * self._ranks.size
+        episodes = gather_episodes(self._ranks, report.episodes)
+        self.progress.add(steps, episodes)
         busy = report.collect_seconds
         metrics = {
             "collect_seconds": busy,
             "queue_depth": float(segment.queue_depth),
             "collector_utilisation": busy / max(busy + report.idle_seconds, 1e-9),
         }
-        return Batch(buffer, report.episodes, steps, metrics, segment)
+        return Batch(buffer, episodes, steps, metrics, segment)
 
     def release(self, batch: Batch[RolloutBuffer], version: int) -> None:
         """Free the slot. Its weights are already published, so the collector finds them."""
@@ -343,5 +363,5 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
             "first_stream": self._first_stream if self._attempt == 0 else stream_base(self._seed),
         }
         self._attempt += 1
-        device = str(device_of(self._policy))
-        return CollectorSetup(self._env_config, arguments, self._moments, self._num_steps, self._torch_threads, device)
+        counters = (self._moments, self._num_steps, self._torch_threads)
+        return CollectorSetup(self._env_config, arguments, *counters, str(self._device))

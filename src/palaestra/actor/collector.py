@@ -8,7 +8,7 @@ are recorded unmodified; a rollout carries the scale for learning (`RewardScale`
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
@@ -35,10 +35,15 @@ from palaestra.experience.columns import NO_FINGERPRINT, map_column
 from palaestra.policy.compiled import CompiledActorCritic
 from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.network import eval_mode
+from palaestra.transport.ranks import Share
 from palaestra.transport.source import EpisodeStats, SavedState
 
 BeforeStep: TypeAlias = Callable[[int], int]
 """Called before each step of a segment with its index; may update the weights; returns their version."""
+
+
+Moments: TypeAlias = tuple[float, float, float]
+"""Mean, variance and count."""
 
 
 class StopCollecting(Exception):
@@ -85,8 +90,11 @@ class RewardScale:
         self._discount = discount
         self.running = np.zeros(num_envs, np.float64)
         """Discounted returns of the running episodes."""
-        self.moments = (0.0, 1.0, 0.0)
-        """Mean, variance and count of the returns so far."""
+        self.moments: Moments = (0.0, 1.0, 0.0)
+        """Those of the returns so far."""
+        self.latest: Moments = (0.0, 0.0, 0.0)
+        """Those of the latest rollout."""
+        self._before = self.moments
 
     def update(self, reward: NDArray[np.float32], ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
         """Add `[T, N]` rewards and return the scale."""
@@ -96,12 +104,19 @@ class RewardScale:
             returns[t] = self.running
             self.running[ended[t]] = 0.0
         seen = returns[valid]
-        if seen.size:
-            mean, variance, count = self.moments
-            n, total = float(seen.size), count + seen.size
-            delta = float(seen.mean()) - mean
-            merged = variance * count + float(seen.var()) * n + delta * delta * count * n / total
-            self.moments = (mean + delta * n / total, merged / total, total)
+        self._before = self.moments
+        self.latest = (float(seen.mean()), float(seen.var()), float(seen.size)) if seen.size else (0.0, 0.0, 0.0)
+        return self.merge([self.latest])
+
+    def merge(self, parts: Sequence[Moments]) -> float:
+        """Count the latest rollout as the union of `parts`, those of all processes, and return the scale."""
+        mean, variance, count = self._before
+        for other_mean, other_variance, n in parts:
+            if n:
+                total, delta = count + n, other_mean - mean
+                merged = variance * count + other_variance * n + delta * delta * count * n / total
+                mean, variance, count = mean + delta * n / total, merged / total, total
+        self.moments = (mean, variance, count)
         return self.scale
 
     @property
@@ -122,10 +137,13 @@ class Collector:
         compiled: Compiled = "auto",
         discount: float | None = None,
         first_stream: int | None = None,
+        share: Share | None = None,
     ) -> None:
         """`discount`: discount of the return for reward scaling; None: no scaling.
 
-        `first_stream`: stream number of the first environment, for a collector that replaces another one.
+        `first_stream`: stream number of the first environment, for a collector that replaces another one. `share`: the
+        places of these environments among those of all processes. The collector draws the noise of all of them and
+        uses its part, so that the processes act together as one process with all environments.
         """
         check_spaces(policy, env)
         self.env, self.policy = env, policy
@@ -135,7 +153,8 @@ class Collector:
         self._seed = self._first_seed = seed
         self._compiled: Compiled = compiled
         self.rng = np.random.default_rng(np.random.SeedSequence([seed, 1]))
-        self._first_stream = stream_base(seed) if first_stream is None else first_stream
+        self._share = share or Share(0, env.num_envs, env.num_envs)
+        self._first_stream = stream_base(seed) + self._share.first if first_stream is None else first_stream
         self._started = False
         self._row = allocate_row(env.observation_space, env.num_envs, env.mask_size)
         self._shape = buffer_shape(env, policy)
@@ -225,7 +244,8 @@ class Collector:
         distribution: Any = self.policy.distribution
         uniform = distribution.noise_kind == "uniform"
         draw: Callable[..., NDArray[np.float32]] = self.rng.random if uniform else self.rng.standard_normal
-        noise = draw((buffer.num_steps, buffer.num_envs, distribution.noise_size), dtype=np.float32)
+        noise = draw((buffer.num_steps, self._share.total, distribution.noise_size), dtype=np.float32)
+        noise = np.ascontiguousarray(noise[:, self._share.part])
         if has_rollout_kernel(self.env, acting):
             assert isinstance(acting, CompiledActorCritic)
             if before_step is not None:
@@ -235,10 +255,11 @@ class Collector:
         else:
             ends = self._run_steps(buffer, acting, noise, before_step)
         for t, ended in ends:
-            at = (self.num_steps + t + 1) * buffer.num_envs
+            at = (self.num_steps + t + 1) * self._share.total
             if buffer.duration is not None and ended.executed is not None:
                 buffer.duration[t, ended.index] = ended.executed
-            self.episodes.append(EpisodeStats(at, ended.index, ended.episode_return, ended.length, ended.success))
+            index = self._share.first + ended.index
+            self.episodes.append(EpisodeStats(at, index, ended.episode_return, ended.length, ended.success))
         return [(t, ended) for t, ended in ends if not buffer.terminated[t, ended.index]]
 
     def _run_steps(
@@ -291,7 +312,7 @@ class Collector:
     def start_new_episodes(self, attempt: int) -> None:
         """Reset before the next segment, with seeds of this attempt and a new stream."""
         self._started = False
-        self._first_stream = stream_base(self._first_seed)
+        self._first_stream = stream_base(self._first_seed) + self._share.first
         self._seed = attempt_seed(self._first_seed, attempt)
         self.rng = np.random.default_rng(np.random.SeedSequence([self._seed, 1]))
         if self.reward_scale is not None:
@@ -323,7 +344,8 @@ class Collector:
         if self.reward_scale is not None and "reward_scale" in facts:
             self.reward_scale.moments = tuple(facts["reward_scale"])
             # Returns of running episodes continue only where those episodes do.
-            running = arrays["reward_scale/running"].copy() if exact else np.zeros(self.env.num_envs)
+            known = exact and "reward_scale/running" in arrays
+            running = arrays["reward_scale/running"].copy() if known else np.zeros(self.env.num_envs)
             self.reward_scale.running = running
         return exact
 

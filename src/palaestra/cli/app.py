@@ -255,10 +255,12 @@ def main() -> None:
         code = build_app(words)(prog_name="palaestra", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
     except (ConfigError, SessionRefused) as error:
-        _print_error(str(error), error)
+        if os.environ.get("LOCAL_RANK", "0") == "0":  # under torchrun all processes of a machine refuse the same
+            _print_error(str(error), error)
         sys.exit(2)
     except PalaestraError as error:
-        _print_error(str(error), error)
+        if not getattr(error, "known_to_all", False) or os.environ.get("RANK", "0") == "0":
+            _print_error(str(error), error)
         sys.exit(1)
     except KeyboardInterrupt as error:
         print("interrupted", file=sys.stderr)

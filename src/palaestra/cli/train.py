@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
@@ -92,7 +93,8 @@ def train_command(
     prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
     weights = find_checkpoint(warm_start, root) if warm_start is not None else None
     result = _train(data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=weights)
-    _print_result(result, as_json)
+    if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
+        _print_result(result, as_json)
     if result.interrupted:
         raise typer.Exit(130)
 

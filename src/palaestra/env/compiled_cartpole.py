@@ -20,11 +20,12 @@ class CompiledCartPole(MethodForwarding):
 
     mask_size = 0
 
-    def __init__(self, num_envs: int = 8, max_episode_steps: int = 500) -> None:
+    def __init__(self, num_envs: int = 8, max_episode_steps: int = 500, first_index: int = 0) -> None:
+        """`first_index` as in `InProcessEnv`."""
         if num_envs < 1 or max_episode_steps < 1:
             raise ConfigError("env.kwargs", (num_envs, max_episode_steps), "each must be at least 1")
         self.num_envs = num_envs
-        self.limit = max_episode_steps
+        self.limit, self._first = max_episode_steps, first_index
         high = np.array([2 * MAX_POSITION, np.inf, 2 * MAX_ANGLE, np.inf], np.float32)
         self.observation_space = gymnasium.spaces.Box(-high, high, dtype=np.float32)
         self.action_space = gymnasium.spaces.Discrete(2)
@@ -37,7 +38,8 @@ class CompiledCartPole(MethodForwarding):
     def reset(self, seed: int, row: StepRow) -> None:
         """Start new episodes."""
         self._check_row(row)
-        self.stream[:] = np.random.SeedSequence(seed).generate_state(self.num_envs, np.uint64)
+        streams = np.random.SeedSequence(seed).generate_state(self._first + self.num_envs, np.uint64)
+        self.stream[:] = streams[self._first :]
         for i in range(self.num_envs):
             reset_cartpole(i, self.state, self.elapsed, self.stream, row.observation)
         self._started = True

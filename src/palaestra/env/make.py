@@ -137,10 +137,13 @@ def with_time_limit(config: EnvConfig) -> EnvConfig:
     return config.model_copy(update={"max_episode_steps": EPISODE_LIMIT})
 
 
-def make_env(config: EnvConfig) -> VectorEnv:
-    """Make the environments of a configuration; `ConfigError` if that is impossible."""
+def make_env(config: EnvConfig, *, first_index: int = 0) -> VectorEnv:
+    """Make the environments of a configuration; `ConfigError` if that is impossible.
+
+    `first_index`: number of the first one among the environments of several processes, for its seed.
+    """
     if config.id in COMPILED:
-        return _make_compiled(config)
+        return _make_compiled(config, first_index)
     factory = EnvFactory(config.id, config.kwargs, config.max_episode_steps, config.action_chunk)
     spec = factory.find_spec()
     if config.action_chunk == 1:
@@ -148,13 +151,13 @@ def make_env(config: EnvConfig) -> VectorEnv:
         prefers_native = has_native and config.num_envs >= _MIN_NATIVE_ENVS and config.vectorization == "auto"
         is_only_native = spec is not None and spec.entry_point is None
         if config.vectorization == "native" or prefers_native or is_only_native:
-            return _make_native(config, factory, has_native)
+            return _make_native(config, factory, has_native, first_index)
     properties = inspect_env(factory, name=config.id, patience_s=0.1)
     num_processes = min(config.num_workers or _choose_num_processes(properties), config.num_envs)
     is_slow = properties.step_seconds * config.num_envs > _MIN_WORKER_STEP_S
     if config.vectorization == "workers" or (config.vectorization == "auto" and is_slow and num_processes > 1):
-        return WorkerEnv(factory, config.num_envs, num_processes, properties=properties)
-    return InProcessEnv(factory, config.num_envs, mask_size=properties.mask_size)
+        return WorkerEnv(factory, config.num_envs, num_processes, properties=properties, first_index=first_index)
+    return InProcessEnv(factory, config.num_envs, first_index=first_index, mask_size=properties.mask_size)
 
 
 def _choose_num_processes(properties: EnvProperties) -> int:
@@ -194,19 +197,19 @@ def known_environments() -> list[KnownEnvironment]:
     return known
 
 
-def _make_compiled(config: EnvConfig) -> VectorEnv:
+def _make_compiled(config: EnvConfig, first_index: int) -> VectorEnv:
     if config.action_chunk > 1:
         reason = f"{config.id} takes one discrete action per step"
         raise ConfigError("env.action_chunk", config.action_chunk, reason, "Leave env.action_chunk out")
     make = import_address(COMPILED[config.id], place="env.id")
     kwargs = _vector_kwargs(config)
     try:
-        return cast(VectorEnv, make(num_envs=config.num_envs, **kwargs))
+        return cast(VectorEnv, make(num_envs=config.num_envs, first_index=first_index, **kwargs))
     except TypeError as error:
         raise ConfigError("env.kwargs", kwargs, f"{config.id} does not take these ({error})") from error
 
 
-def _make_native(config: EnvConfig, factory: EnvFactory, has_native: bool) -> VectorEnv:
+def _make_native(config: EnvConfig, factory: EnvFactory, has_native: bool, first_index: int) -> VectorEnv:
     if not has_native:
         reason = f"{config.id} has no vectorised form"
         raise ConfigError("env.vectorization", config.vectorization, reason, "Use 'auto', 'in_process' or 'workers'")
@@ -218,7 +221,7 @@ def _make_native(config: EnvConfig, factory: EnvFactory, has_native: bool) -> Ve
         raise ConfigError("env.kwargs", kwargs, f"{config.id} does not take these ({error})") from error
     except (gymnasium_error.DependencyNotInstalled, ImportError) as error:
         raise factory.missing_dependency_error(error) from error
-    return NativeEnv(env)
+    return NativeEnv(env, first_index=first_index)
 
 
 def _vector_kwargs(config: EnvConfig) -> dict[str, Any]:

@@ -30,8 +30,9 @@ _CONSTANT = (gymnasium.Space, EnvSpec, enum.Enum, type)
 class NativeEnv(MethodForwarding):
     """A `gymnasium.vector.VectorEnv` as a `VectorEnv`."""
 
-    def __init__(self, env: GymVectorEnv) -> None:
-        self._env = env
+    def __init__(self, env: GymVectorEnv, *, first_index: int = 0) -> None:
+        """`first_index`: number of the first copy among those of several processes, which get different episodes."""
+        self._env, self._first = env, first_index
         self.num_envs = int(env.num_envs)
         self._layout = ObservationLayout(env.single_observation_space)
         self._actions = ActionLayout(env.single_action_space)
@@ -51,7 +52,8 @@ class NativeEnv(MethodForwarding):
     def reset(self, seed: int, row: StepRow) -> None:
         """Start new episodes; the environment derives the seeds of its copies from one seed."""
         # Environments often seed copy i with seed + i; hashing keeps neighbouring run seeds apart.
-        env_seed = int(np.random.SeedSequence([seed]).generate_state(1)[0])
+        own = [seed, self._first] if self._first else [seed]
+        env_seed = int(np.random.SeedSequence(own).generate_state(1)[0])
         self._resetting[:] = False
         self._returns[:] = 0.0
         self._lengths[:] = 0

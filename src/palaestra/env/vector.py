@@ -70,6 +70,33 @@ class Snapshot:
     facts: dict[str, Any] = field(default_factory=dict)
 
 
+_PER_ENV = ("seeds", "starts")
+"""Facts of a snapshot that have one entry per environment."""
+
+
+def merge_snapshots(parts: Sequence[Snapshot | None]) -> Snapshot | None:
+    """One snapshot of all environments from those of consecutive groups of them; None if one cannot be merged."""
+    known = [part for part in parts if part is not None]
+    # The attributes of a natively vectorised environment need not have one entry per copy.
+    if len(known) < len(parts) or (len(parts) > 1 and known[0].facts.get("kind") == "attributes"):
+        return None
+    arrays = {key: np.concatenate([part.arrays[key] for part in known]) for key in known[0].arrays}
+    merged = {key: [item for part in known for item in part.facts[key]] for key in _PER_ENV if key in known[0].facts}
+    return Snapshot(arrays, known[0].facts | merged)
+
+
+def slice_snapshot(snapshot: Snapshot, share: slice) -> Snapshot:
+    """The part of a snapshot for some of its environments."""
+    facts, arrays = dict(snapshot.facts), dict(snapshot.arrays)
+    if "actions" in arrays:
+        # The actions of all running episodes, one after the other.
+        edges = np.concatenate([[0], np.cumsum(arrays["lengths"])])
+        arrays["actions"] = arrays["actions"][edges[share.start] : edges[share.stop]]
+    arrays |= {key: array[share] for key, array in arrays.items() if key != "actions"}
+    facts |= {key: facts[key][share] for key in _PER_ENV if key in facts}
+    return Snapshot(arrays, facts)
+
+
 class VectorEnv(Protocol):
     """N copies of one environment. `conformance.check` tests an implementation."""
 

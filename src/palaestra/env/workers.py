@@ -28,7 +28,18 @@ import numpy as np
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.inspection import EnvProperties, inspect_env
 from palaestra.env.spaces import ActionLayout, ObservationLayout, write_observation
-from palaestra.env.vector import Array, EpisodeEnd, GymEnv, MethodForwarding, Observation, Snapshot, Space, StepRow
+from palaestra.env.vector import (
+    Array,
+    EpisodeEnd,
+    GymEnv,
+    MethodForwarding,
+    Observation,
+    Snapshot,
+    Space,
+    StepRow,
+    merge_snapshots,
+    slice_snapshot,
+)
 from palaestra.env.worker_signals import WorkerSignals
 from palaestra.errors import ConfigError, EnvironmentContractError, PalaestraError
 from palaestra.processes.children import UNGUARDED_EXIT, UNGUARDED_REMEDY, is_picklable, start_process, usable_cores
@@ -90,9 +101,13 @@ class WorkerEnv(MethodForwarding):
         num_processes: int,
         *,
         properties: EnvProperties | None = None,
+        first_index: int = 0,
         timeout_s: float = 300.0,
     ) -> None:
-        """Start the workers; one that does not respond within `timeout_s` seconds counts as hung."""
+        """Start the workers; one that does not respond within `timeout_s` seconds counts as hung.
+
+        `first_index` as in `InProcessEnv`.
+        """
         if not 1 <= num_processes <= num_envs:
             reason = f"must lie between 1 and env.num_envs ({num_envs})"
             raise ConfigError("env.num_workers", num_processes, reason, "Use one per core or fewer")
@@ -120,14 +135,14 @@ class WorkerEnv(MethodForwarding):
         for number, share in enumerate(others, start=1):
             ours, theirs = context.Pipe()
             signals = WorkerSignals(context, spin=spin)
-            args = (theirs, make, memory, layout, share, signals, os.getpid())
+            args = (theirs, make, memory, layout, share, first_index, signals, os.getpid())
             process = context.Process(target=_run_worker, args=args, daemon=True, name=f"palaestra-env-{number}")
             start_process(process)
             theirs.close()
             self._workers.append(_Worker(number, share, process, ours, signals))
         self._own_action, self._own_row = self._action[own], _slice_row(self._row, own)
         try:
-            self._own = InProcessEnv(make, own.stop, mask_size=properties.mask_size)
+            self._own = InProcessEnv(make, own.stop, first_index=first_index, mask_size=properties.mask_size)
         except BaseException:
             self._kill()
             raise
@@ -157,21 +172,14 @@ class WorkerEnv(MethodForwarding):
 
     def snapshot(self) -> Snapshot | None:
         """The same snapshot as that of an `InProcessEnv`; both can restore it, with any number of workers."""
-        parts = self._send("snapshot")
-        if any(part is None for part in parts):
-            return None
-        arrays = {key: np.concatenate([part.arrays[key] for part in parts]) for key in parts[0].arrays}
-        facts = dict(parts[0].facts)
-        for key in ("seeds", "starts"):
-            facts[key] = [item for part in parts for item in part.facts[key]]
-        return Snapshot(arrays, facts)
+        return merge_snapshots(self._send("snapshot"))
 
     def restore(self, snapshot: Snapshot, row: StepRow) -> bool:
         """Every process replays its part; if one fails, all start new episodes."""
         same = snapshot.facts.get("kind") == "replay" and len(snapshot.facts["starts"]) == self.num_envs
         shares = [slice(0, self._own.num_envs), *(worker.share for worker in self._workers)]
         if same:
-            same = all(self._send_each("restore", [(_slice_snapshot(snapshot, share),) for share in shares]))
+            same = all(self._send_each("restore", [(slice_snapshot(snapshot, share),) for share in shares]))
         if not same:
             self._send_each("restore", [(Snapshot(),)] * len(shares))
         self._copy_observation(row)
@@ -300,18 +308,21 @@ def _run_worker(
     memory: Any,
     layout: _Layout,
     share: slice,
+    first_index: int,
     signals: WorkerSignals,
     parent: int,
 ) -> None:
     """Main function of a worker: make the environments, then execute one request at a time until `close`."""
-    # Ctrl-C in a terminal reaches the whole process group; the parent decides when to stop the workers.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C in a terminal and SIGTERM of torchrun reach the whole process group; the parent stops the workers.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     env: InProcessEnv | None = None
     request = 0
     try:
         action, shared = layout.allocate(SharedArrays(memory))
         row, actions = _slice_row(shared, share), action[share]
-        env = InProcessEnv(make, share.stop - share.start, first_index=share.start, mask_size=layout.mask_size)
+        first = first_index + share.start
+        env = InProcessEnv(make, share.stop - share.start, first_index=first, mask_size=layout.mask_size)
         signals.report_done(request, empty=True)
         while True:
             while not signals.wait_for_request(request + 1, _PARENT_CHECK_S):
@@ -357,18 +368,6 @@ def _slice_row(row: StepRow, share: slice) -> StepRow:
     mask = None if row.action_mask is None else row.action_mask[share]
     flags = (row.terminated[share], row.truncated[share], row.valid[share])
     return StepRow(observation, row.reward[share], *flags, mask)
-
-
-def _slice_snapshot(snapshot: Snapshot, share: slice) -> Snapshot:
-    """The part of a snapshot for the environments of one worker."""
-    lengths = snapshot.arrays["lengths"]
-    edges = np.concatenate([[0], np.cumsum(lengths)])
-    arrays = {key: array[share] for key, array in snapshot.arrays.items() if key != "actions"}
-    arrays["actions"] = snapshot.arrays["actions"][edges[share.start] : edges[share.stop]]
-    facts = dict(snapshot.facts)
-    for key in ("seeds", "starts"):
-        facts[key] = facts[key][share]
-    return Snapshot(arrays, facts)
 
 
 def _unguarded_error(code: int | None) -> ConfigError | None:

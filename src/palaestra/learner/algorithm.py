@@ -133,13 +133,20 @@ class RolloutAlgorithm:
         return ""
 
     def losses(self, policy: Any, batch: TrainBatch, *, clip_range: float) -> Losses:
-        """The loss, split into the parts that are reported and clipped separately."""
+        """The loss, split into the parts that are reported and clipped separately: means over the samples."""
         loss = self.loss(policy, batch)
         if not (isinstance(loss, Tensor) and loss.shape == () and loss.requires_grad):
             kind = f"shape {list(loss.shape)}" if isinstance(loss, Tensor) and loss.shape else type(loss).__name__
             reason = f"its loss returned {kind}, which cannot be minimised"
             raise ConfigError("algorithm", type(self).__name__, reason, "Return a scalar tensor with a gradient")
         return Losses(loss, torch.zeros_like(loss), {"policy_loss": loss.detach()})
+
+    def scale_minibatch(self, columns: TrainBatch) -> TrainBatch:
+        """Columns that depend on the statistics of a whole minibatch, for learning in several processes.
+
+        `columns`: those with one number per sample. `losses` finds the result in its part of the minibatch.
+        """
+        return {}
 
     def prepare_batch(self, policy: Any, rollout: Columns, stale: Tensor | None, *, compiled: bool) -> TrainBatch:
         """`prepare` with further inputs: `stale` `[T, N]` marks steps of other weights, None if there are none.

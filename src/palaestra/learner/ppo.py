@@ -90,9 +90,9 @@ class PPO(RolloutAlgorithm):
         """The objective on one minibatch."""
         c = self.config
         log_prob, entropy, value = evaluate_actions(policy, batch)
-        advantage = batch["advantage"]
-        if c.normalize_advantage and len(advantage) > 1:
-            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        if "scaled_advantage" not in batch:
+            batch = batch | self.scale_minibatch(batch)
+        advantage = batch["scaled_advantage"]
         if "weight" in batch:
             # Not negative, so it may be applied inside the minimum: w * min(a, b) = min(w * a, w * b).
             advantage = advantage * batch["weight"]
@@ -120,6 +120,13 @@ class PPO(RolloutAlgorithm):
             "clip_fraction": clipped,
         }
         return Losses(policy_loss - c.entropy_coef * mean_entropy, c.value_coef * value_loss, metrics)
+
+    def scale_minibatch(self, columns: TrainBatch) -> TrainBatch:
+        """The normalised advantages."""
+        advantage = columns["advantage"]
+        if self.config.normalize_advantage and len(advantage) > 1:
+            advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
+        return {"scaled_advantage": advantage}
 
     def prepare_batch(self, policy: Any, rollout: Columns, stale: Tensor | None, *, compiled: bool) -> TrainBatch:
         """`prepare` with correction of stale steps, and with compiled advantages if they give the same numbers."""

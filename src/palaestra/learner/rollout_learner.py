@@ -6,6 +6,7 @@ restores weights and optimiser.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,18 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from palaestra.errors import CheckpointError, CollectorFailed, ExperienceError, NonFiniteError
+from palaestra.errors import CheckpointError, CollectorFailed, ConfigError, ExperienceError, NonFiniteError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT, UNKNOWN_VERSION, Columns, RolloutSpec, check_columns
 from palaestra.learner.adam import Adam
 from palaestra.learner.algorithm import CompiledUpdate, RolloutAlgorithm
-from palaestra.learner.batch import concatenate_batches, move_columns, num_samples, read_columns
+from palaestra.learner.batch import TrainBatch, concatenate_batches, move_columns, num_samples, read_columns
+from palaestra.learner.divided_batch import DividedBatch
 from palaestra.learner.update import locate_failure, run_epochs
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights
+from palaestra.transport.ranks import ALONE, Ranks
 from palaestra.transport.source import SavedState
 
 
@@ -42,14 +45,19 @@ class RolloutLearner:
         compiled: bool = True,
         scaled_rewards: bool = False,
         progress: Callable[[int], float] = lambda samples: 0.0,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`spec`: shapes and types of the policy's rollouts; `scaled_rewards`: report their reward scale.
 
         `progress` maps the number of samples of an update to the share of the training before it, for schedules.
+        `ranks`: the processes that learn together, each from its own rollouts. The compiled update is for one process.
         """
         self.policy, self.algorithm = policy, algorithm
         self.version = 0
         self._spec, self._compiled, self._scaled_rewards, self._progress = spec, compiled, scaled_rewards, progress
+        self._ranks = ranks
+        if ranks.size > 1:
+            _check_statistics(policy)
         self._shuffle = np.random.default_rng(np.random.SeedSequence([seed, 2]))
         self._adam: Adam | None = None
         self._fast: CompiledUpdate | None = None
@@ -68,23 +76,15 @@ class RolloutLearner:
         Stale experience updates the observation statistics only if it is learned from `only_once`: otherwise it may
         have been counted before.
         """
-        columns = [read_columns(rollout) for rollout in rollouts]
-        flat = FlatParameters.refresh(self.policy)
-        for one in columns:
-            check_columns(one, self._spec)
-        columns = [move_columns(one, flat.vector.device) for one in columns]
-        stale: list[Tensor | None] = [None] * len(columns)
-        if not (only_once and all(getattr(rollout, "is_fresh", False) for rollout in rollouts)):
-            fingerprint = policy_fingerprint(self.policy)
-            stale = [stale_steps(one, self.version, fingerprint) for one in columns]
-        prepare = partial(self.algorithm.prepare_batch, self.policy, compiled=self._compiled)
-        batch = concatenate_batches([prepare(one, steps) for one, steps in zip(columns, stale, strict=True)])
-        size = num_samples(batch)
+        columns, stale, batch = self._ranks.run(partial(self._prepare, rollouts, only_once))
+        flat = FlatParameters.of(self.policy)
+        divided = DividedBatch(self._ranks, columns, batch) if self._ranks.size > 1 else None
+        size = num_samples(batch) if divided is None else divided.size
         if size == 0:
             raise ExperienceError("learn: the rollout holds no valid step.")
         progress = self._progress(size)
         rate, clip_range = self.algorithm.learning_rate(progress), self.algorithm.clip_range(progress)
-        plain = partial(run_epochs, self.policy, self.algorithm, self.optimizer(flat), poll=poll)
+        plain = partial(run_epochs, self.policy, self.algorithm, self.optimizer(flat), poll=poll, divided=divided)
         run = self._compiled_update(columns, flat) or plain
         undo, order = self._undo_point(flat), self._draw_shuffles(size)
         try:
@@ -96,7 +96,8 @@ class RolloutLearner:
             failure = locate_failure(self.policy, batch, str(error))
             undo()
             raise failure from None
-        metrics |= {"learning_rate": rate, "clip_range": clip_range, **self.algorithm.extra_metrics(batch, metrics)}
+        every = batch if divided is None else batch | divided.whole
+        metrics |= {"learning_rate": rate, "clip_range": clip_range, **self.algorithm.extra_metrics(every, metrics)}
         if self._scaled_rewards and "reward_scale" in columns[-1]:
             metrics["reward_scale"] = float(columns[-1]["reward_scale"].reshape(-1)[-1])
         metrics |= staleness_metrics(columns, self.version, stale)
@@ -104,8 +105,30 @@ class RolloutLearner:
         update_statistics = getattr(self.policy, "update_statistics", None)
         if update_statistics is not None and (only_once or all(one is None for one in stale)):
             # Statistics change between rollouts, never within one, and count no experience twice.
-            update_statistics(batch["observation"])
+            merge = {} if divided is None else {"gather": self._ranks.gather}
+            update_statistics(batch["observation"], **merge)
         return metrics
+
+    def _prepare(
+        self, rollouts: Sequence[Any], only_once: bool
+    ) -> tuple[list[Columns], list[Tensor | None], TrainBatch]:
+        """The checked rollouts on the policy's device, their stale steps, and the training samples."""
+        columns = [read_columns(rollout) for rollout in rollouts]
+        flat = FlatParameters.refresh(self.policy)
+        for one in columns:
+            check_columns(one, self._spec)
+        columns = [move_columns(one, flat.vector.device) for one in columns]
+        stale: list[Tensor | None] = [None] * len(columns)
+        if not (only_once and all(getattr(rollout, "is_fresh", False) for rollout in rollouts)):
+            fingerprint = policy_fingerprint(self.policy)
+            stale = [stale_steps(one, self.version, fingerprint) for one in columns]
+        prepare = partial(self.algorithm.prepare_batch, self.policy, compiled=self._compiled)
+        batch = concatenate_batches([prepare(one, steps) for one, steps in zip(columns, stale, strict=True)])
+        return columns, stale, batch
+
+    def sync_ranks(self) -> None:
+        """Give all processes the weights of the first one."""
+        self._ranks.copy_from_first([FlatParameters.refresh(self.policy).vector, *self.policy.buffers()])
 
     def weights(self) -> LiveWeights:
         """The trained weights and statistics of the policy, not copied."""
@@ -148,7 +171,7 @@ class RolloutLearner:
 
     def _compiled_update(self, columns: list[Columns], flat: FlatParameters) -> Callable[..., dict[str, float]] | None:
         """The algorithm's update in compiled kernels; None if they do not support this policy or these columns."""
-        if not self._compiled or why_not_compiled(self.policy) is not None:
+        if not self._compiled or self._ranks.size > 1 or why_not_compiled(self.policy) is not None:
             return None
         if any("action_mask" in one for one in columns):
             return None
@@ -177,6 +200,15 @@ class RolloutLearner:
             self._shuffle.bit_generator.state = shuffle
 
         return undo
+
+
+def _check_statistics(policy: nn.Module) -> None:
+    """Raise `ConfigError` if the statistics of a policy cannot be merged between processes."""
+    update = getattr(policy, "update_statistics", None)
+    if update is not None and "gather" not in inspect.signature(update).parameters:
+        reason = "its update_statistics has no argument gather, which merges the statistics of several processes"
+        remedy = "Add it (see palaestra.policy.network.ObservationNormalizer), or train in one process"
+        raise ConfigError("policy", type(policy).__name__, reason, remedy)
 
 
 def stale_steps(rollout: Columns, version: int, fingerprint: int = NO_FINGERPRINT) -> Tensor | None:

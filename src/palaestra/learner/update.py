@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from palaestra.errors import ConfigError, NonFiniteError
+from palaestra.errors import CollectorFailed, ConfigError, NonFiniteError
 from palaestra.learner.adam import Adam
-from palaestra.learner.algorithm import RolloutAlgorithm, RolloutConfig
+from palaestra.learner.algorithm import Losses, RolloutAlgorithm, RolloutConfig
 from palaestra.learner.batch import TrainBatch, evaluate_actions, minibatch
+from palaestra.learner.divided_batch import DividedBatch
 
 
 class RunningMeans:
@@ -47,10 +48,12 @@ def run_epochs(
     rate: float,
     clip_range: float,
     poll: Callable[[], None] | None = None,
+    divided: DividedBatch | None = None,
 ) -> dict[str, float]:
     """Run every epoch (`order[E, B]` holds the shuffles) and return the means of the metrics.
 
     `poll` is called before each minibatch and may raise, so that a failure does not wait for the end of a long update.
+    `divided`: the places of the samples among those of all processes, which learn together.
     """
     config, flat = algorithm.config, adam.flat
     scales: dict[str, float] = getattr(policy, "learning_rate_scales", {})
@@ -60,29 +63,58 @@ def run_epochs(
         raise ConfigError("policy", "no trainable parameter", reason, "Set requires_grad=True on some parameters")
     means, minibatches, stopped_at = RunningMeans(), 0, 0
     for rows in (rows for epoch in order for rows in epoch.split(config.batch_size)):
-        if poll is not None:
-            poll()
-        losses = algorithm.losses(policy, minibatch(batch, rows), clip_range=clip_range)
+        losses, metrics, share = _evaluate(policy, algorithm, batch, rows, clip_range, poll, divided)
         if not stopped_at:
-            for name, number in losses.metrics.items():
+            for name, number in metrics.items():
                 if name != "value_loss":
                     means.add(name, number)
-            if algorithm.should_stop_policy(losses.metrics):
+            if algorithm.should_stop_policy(metrics):
                 stopped_at = minibatches + 1
                 # Only a critic that shares no weights with the actor can continue alone.
                 parts = {group: own for group, own in parts.items() if group == "critic" and "actor" in flat.groups}
         if not parts:
             break
         flat.gradient.zero_()
-        (losses.value if stopped_at else losses.policy + losses.value).backward()
+        if losses is not None:
+            loss = losses.value if stopped_at else losses.policy + losses.value
+            (loss if divided is None else loss * share).backward()
+        if divided is not None:
+            divided.ranks.sum(flat.gradient)
         minibatches += 1
-        if "value_loss" in losses.metrics:
-            means.add("value_loss", losses.metrics["value_loss"])
+        if "value_loss" in metrics:
+            means.add("value_loss", metrics["value_loss"])
         rates = {group: rate * scales.get(group, 1.0) for group in parts}
         for name, norm in _step(adam, parts, rates, config, minibatches).items():
             means.add(name, norm)
     stop = {"policy_stopped_at": float(stopped_at)} if stopped_at else {}
     return {**means.compute(), "minibatches": float(minibatches), **stop}
+
+
+def _evaluate(
+    policy: Any,
+    algorithm: RolloutAlgorithm,
+    batch: TrainBatch,
+    rows: Tensor,
+    clip_range: float,
+    poll: Callable[[], None] | None,
+    divided: DividedBatch | None,
+) -> tuple[Losses | None, Mapping[str, Tensor], float]:
+    """The losses of this process's samples of a minibatch, the metrics of all, and the share of its samples."""
+    if divided is None:
+        if poll is not None:
+            poll()
+        losses = algorithm.losses(policy, minibatch(batch, rows), clip_range=clip_range)
+        return losses, losses.metrics, 1.0
+    failure: CollectorFailed | None = None
+    try:
+        if poll is not None:
+            poll()
+    except CollectorFailed as error:
+        # Raised in all processes together, below: the others wait for this one.
+        failure = error
+    own, share = divided.own_part(rows, algorithm.scale_minibatch(divided.whole_part(rows)))
+    part = algorithm.losses(policy, own, clip_range=clip_range) if share else None
+    return part, divided.mean_metrics({} if part is None else part.metrics, share, failure), share
 
 
 def _step(

@@ -26,7 +26,7 @@ from palaestra.policy.distribution import (
     MultiCategorical,
     SquashedGaussian,
 )
-from palaestra.policy.network import ObservationEncoder, check_network, mlp
+from palaestra.policy.network import Gather, ObservationEncoder, check_network, mlp
 
 TensorObservation: TypeAlias = Tensor | Mapping[str, Tensor]
 """A batch of observations `[B, ...]`; a mapping (dict or TensorDict) for `Dict` spaces."""
@@ -164,9 +164,12 @@ class ActorCritic(nn.Module):
         parameters = self.distribution.apply_mask(parameters, mask)
         return self.distribution.log_prob(parameters, action), self.distribution.entropy(parameters), value
 
-    def update_statistics(self, observation: TensorObservation) -> None:
-        """Update the observation normaliser, if there is one, with observations `[B, ...]`."""
-        self.encoder.update_statistics(observation)
+    def update_statistics(self, observation: TensorObservation, gather: Gather = None) -> None:
+        """Update the observation normaliser, if there is one, with observations `[B, ...]`.
+
+        `gather`: merges the statistics of several processes.
+        """
+        self.encoder.update_statistics(observation, gather)
 
     def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
         """Trainable parameters by part. Gradients of each part are clipped separately (see docs/algorithms.md)."""

@@ -34,22 +34,28 @@ def check_device_name(device: object, *, place: str) -> None:
 def choose_device(device: Device, *, place: str = "device") -> torch.device:
     """The named device with its index; `auto` is the first GPU that torch sees, or the CPU.
 
-    `ConfigError` if it cannot be used on this machine.
+    Under torchrun, `auto` and `cuda` are a different GPU for every process of a machine. `ConfigError` if the device
+    cannot be used here.
     """
     if device == "auto":
-        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+        return torch.device("cuda", _own_gpu()) if torch.cuda.is_available() else torch.device("cpu")
     try:
         chosen = torch.device(device)
     except (RuntimeError, TypeError):
         raise ConfigError(place, str(device), "names no device", _REMEDY) from None
     if chosen.type == "cuda":
         _check_cuda(chosen, str(device), place)
-        return torch.device("cuda", chosen.index or 0)
+        return torch.device("cuda", _own_gpu() if chosen.index is None else chosen.index)
     try:
         return torch.empty(0, device=chosen).device
     except (RuntimeError, NotImplementedError) as error:
         reason = f"torch cannot use it here ({str(error).partition('. ')[0]})"
         raise ConfigError(place, str(device), reason, _REMEDY) from None
+
+
+def _own_gpu() -> int:
+    """Index of the GPU of this process: torchrun numbers the processes of a machine."""
+    return int(os.environ.get("LOCAL_RANK", "0")) % max(1, torch.cuda.device_count())
 
 
 def _check_cuda(chosen: torch.device, given: str, place: str) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -26,6 +26,9 @@ SLOW_TO_DRAW = 2e12
 """Number of operations for orthogonal initialisation that causes a warning: half a minute or more."""
 SMALLEST_GREY = 8
 """Minimum side in pixels at which bytes with two axes are a greyscale image."""
+
+Gather: TypeAlias = Callable[[Any], Sequence[Any]] | None
+"""Returns the values of all processes for the value of this one; None: there is only one."""
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -213,15 +216,15 @@ class ObservationEncoder(nn.Module):
         key = _module_name(name)
         return self.normalizers[key](numbers) if key in self.normalizers else numbers
 
-    def update_statistics(self, observation: Tensor | Mapping[str, Tensor]) -> None:
-        """Update the normalisers with observations `[B, ...]`."""
+    def update_statistics(self, observation: Tensor | Mapping[str, Tensor], gather: Gather = None) -> None:
+        """Update the normalisers with observations `[B, ...]`; `gather` as in `ObservationNormalizer`."""
         for name in self._parts:
             key = _module_name(name)
             if key in self.normalizers:
                 value = observation if isinstance(observation, Tensor) else observation[name]
                 normalizer = self.normalizers[key]
                 assert isinstance(normalizer, ObservationNormalizer)
-                normalizer.update_statistics(value.reshape(len(value), -1))
+                normalizer.update_statistics(value.reshape(len(value), normalizer.mean.numel()), gather)
 
 
 def _image_notices(name: str, part: gymnasium.Space[Any]) -> list[str]:
@@ -267,19 +270,23 @@ class ObservationNormalizer(nn.Module):
         return ((observation - self.mean.float()) * self.scale()).clamp(-self.clip, self.clip)
 
     @torch.no_grad()
-    def update_statistics(self, observation: Tensor) -> None:
-        """Merge the moments of `observation[B, size]` (Chan's parallel formula, in float64)."""
+    def update_statistics(self, observation: Tensor, gather: Gather = None) -> None:
+        """Merge the moments of `observation[B, size]` (Chan's parallel formula, in float64).
+
+        `gather` returns the moments of all processes for those of this one.
+        """
         batch = observation.double()
-        n = float(batch.shape[0])
-        if n == 0:
-            return
-        mean, variance = batch.mean(0), batch.var(0, correction=0)
-        total = self.count + n
-        delta = mean - self.mean
-        merged = self.variance * self.count + variance * n + delta * delta * (self.count * n / total)
-        self.mean += delta * (n / total)
-        self.variance.copy_(merged / total)
-        self.count.copy_(total)
+        own = (float(len(batch)), batch.mean(0), batch.var(0, correction=0)) if len(batch) else (0.0, *[self.mean] * 2)
+        for n, *moments in [own] if gather is None else gather((own[0], own[1].cpu(), own[2].cpu())):
+            if n == 0:
+                continue
+            mean, variance = (part.to(self.mean.device) for part in moments)
+            total = self.count + n
+            delta = mean - self.mean
+            merged = self.variance * self.count + variance * n + delta * delta * (self.count * n / total)
+            self.mean += delta * (n / total)
+            self.variance.copy_(merged / total)
+            self.count.copy_(total)
 
 
 @contextmanager

@@ -57,12 +57,15 @@ class LiveWeights:
         return version
 
 
-def clone_policy(policy: nn.Module) -> nn.Module:
-    """Copy a policy in the same memory layout; frozen weights are shared."""
+def clone_policy(policy: nn.Module, device: torch.device | None = None) -> nn.Module:
+    """Copy a policy in the same memory layout; frozen weights are shared, unless the copy is on another device."""
     flat = FlatParameters.of(policy)
     untrained = {id(p) for p in flat.untrained}
-    shared: dict[int, Any] = {id(p): p for p in flat.untrained if not p.requires_grad}
+    elsewhere = device is not None and device != flat.vector.device
+    shared: dict[int, Any] = {id(p): p for p in flat.untrained if not p.requires_grad and not elsewhere}
     copied = copy.deepcopy(policy, shared)
+    if elsewhere:
+        copied.to(device)
     for mine, theirs in zip(policy.parameters(), copied.parameters(), strict=True):
         if id(mine) not in untrained:
             theirs.requires_grad_(True)  # weights that were frozen later are part of the vector, too
@@ -109,7 +112,34 @@ def _as_bytes(tensor: Tensor) -> NDArray[Any]:
 
 
 def copy_weights(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
-    """Copy values by name into `target`, which may contain more."""
+    """Copy values by name into `target`, which may contain more; into sharded tensors, whole ones are distributed."""
     with torch.no_grad():
         for name, value in source.items():
-            target[name].copy_(value)
+            copy_tensor(value, target[name])
+
+
+def copy_tensor(value: Tensor, target: Tensor) -> None:
+    """Copy a whole tensor into a whole or a sharded one. In the latter case all processes call it."""
+    target.copy_(distribute_like(value, target) if is_sharded(target) else value)
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this process has only a part of the tensor."""
+    return hasattr(tensor, "full_tensor")
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """The tensor with the parts of all processes, which all call this; whole tensors are returned as they are."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+
+
+def own_part(tensor: Tensor) -> Tensor:
+    """The part of a sharded tensor in this process, in its own memory; whole tensors are returned as they are."""
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+
+
+def distribute_like(value: Tensor, example: Any) -> Tensor:
+    """This process's part of a whole tensor, placed like `example`."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(value.to(example.device, example.dtype), example.device_mesh, example.placements)

@@ -101,6 +101,10 @@ class TrainerConfig(AsyncConfig):
     """Threads of torch during training, also in a collector process. null: 1 for small networks and for a collector
     process, the default of torch for large networks."""
 
+    rank_timeout: float = Field(default=1800.0, gt=0)
+    """Under torchrun: seconds that a process waits for the others before training fails. Longer than an evaluation,
+    which only the first process runs."""
+
     @field_validator("device", mode="before")
     @classmethod
     def _check_device(cls, value: Any) -> Any:

@@ -16,6 +16,7 @@ from palaestra.policy.build import build_policy
 from palaestra.policy.device import Device, choose_device
 from palaestra.policy.storage import load_weights
 from palaestra.train.config import RunConfig, config_from
+from palaestra.transport.ranks import Share
 
 EVAL_SEED = 1_000_003
 """Added to the run's seed for evaluation, so that it uses other episodes than training."""
@@ -34,10 +35,15 @@ def make_policy(config: RunConfig, env: VectorEnv, device: torch.device, *, pret
     )
 
 
-def make_env_and_policy(config: RunConfig, *, pretrained: bool = True) -> tuple[VectorEnv, nn.Module]:
-    """Environments and policy of a configuration; `pretrained` as in `build_policy`."""
+def make_env_and_policy(
+    config: RunConfig, *, pretrained: bool = True, share: Share | None = None
+) -> tuple[VectorEnv, nn.Module]:
+    """Environments and policy of a configuration, or a share of the environments; `pretrained` as in `build_policy`."""
     device = choose_device(config.trainer.device, place="trainer.device")
-    env = make_env(config.env)
+    if share is None:
+        env = make_env(config.env)
+    else:
+        env = make_env(config.env.model_copy(update={"num_envs": share.count}), first_index=share.first)
     try:
         return env, make_policy(config, env, device, pretrained=pretrained)
     except BaseException:

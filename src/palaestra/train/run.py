@@ -14,13 +14,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from safetensors import SafetensorError
 
-from palaestra.errors import CheckpointError, CollectorFailed, ConfigError, ExperienceError, NonFiniteError
+from palaestra.errors import CheckpointError, CollectorFailed, ConfigError, ExperienceError, NonFiniteError, RankFailed
 from palaestra.files.atomic import write_json
 from palaestra.files.checkpoint import Kind, list_checkpoints
 from palaestra.files.run_directory import Attempt, RunDirectory, start_attempt
@@ -29,6 +30,7 @@ from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint, sa
 from palaestra.telemetry import Telemetry, open_telemetry
 from palaestra.telemetry.config import check_telemetry
 from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
+from palaestra.transport.ranks import Ranks, join_ranks
 from palaestra.transport.source import Batch, ExperienceSource, Timing
 from palaestra.transport.weights import WeightPublisher
 
@@ -177,10 +179,15 @@ def train(
     """
     check_telemetry(config.telemetry)
     with ExitStack() as stack:
-        components = build(stack)
+        ranks = stack.enter_context(join_ranks(config.trainer.rank_timeout))
+        components = ranks.run(lambda: build(stack))
+
+        def load_weights(path: Path) -> None:
+            with wrap_checkpoint_errors(path):
+                components.warm_start(load_checkpoint(path, kind=components.kind))
+
         if warm_start is not None:
-            with wrap_checkpoint_errors(warm_start):
-                components.warm_start(load_checkpoint(warm_start, kind=components.kind))
+            ranks.run(partial(load_weights, warm_start))
 
         def load(path: Path) -> bool:
             assert resume is not None
@@ -189,15 +196,16 @@ def train(
                 components.check_resume(loaded, resume)
                 return restore(components, loaded)
 
-        exact = resume is None or resume.load_checkpoint(load, checkpoint)
+        exact = resume is None or ranks.run(partial(resume.load_checkpoint, load, checkpoint))
+        exact = not ranks.any(not exact)
         resolved, schedule = config.to_json(), components.schedule
-        run, attempt = start_attempt(
-            resolved, root=root, run_id=run_id, given=given, argv=argv, resume=resume, into=into
-        )
+        where = {"root": root, "run_id": run_id, "given": given, "argv": argv, "resume": resume, "into": into}
+        # Only the first process writes files.
+        started = ranks.run(lambda: start_attempt(resolved, **where) if ranks.is_first else None)
+        run, attempt = cast(tuple[RunDirectory, Attempt], ranks.broadcast(started))
+        paths, length = (run.path, run.run_id, schedule.total, resolved, attempt.journal), schedule.unit
         telemetry = stack.enter_context(
-            open_telemetry(
-                config.telemetry, run.path, run.run_id, schedule.total, resolved, attempt.journal, unit=schedule.unit
-            )
+            open_telemetry(config.telemetry, *paths, unit=length) if ranks.is_first else Telemetry()
         )
         telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
         for level, text in components.notices():
@@ -205,7 +213,7 @@ def train(
         if not exact:
             text = "The environments could not be restored and start new episodes."
             telemetry.emit(LogLine("warning", text))
-        return _Run(components, resolved, run, attempt, telemetry).execute()
+        return _Run(components, resolved, run, attempt, telemetry, ranks).execute()
 
 
 @contextmanager
@@ -236,7 +244,9 @@ class _Run:
         run: RunDirectory,
         attempt: Attempt,
         telemetry: Telemetry,
+        ranks: Ranks,
     ) -> None:
+        self._ranks = ranks
         self._components, self._schedule, self._progress = components, components.schedule, components.source.progress
         self._resolved, self._run, self._attempt, self._telemetry = resolved, run, attempt, telemetry
         self._interruption = _Interruption()
@@ -275,17 +285,19 @@ class _Run:
 
     def _is_complete(self) -> bool:
         done = self._progress.steps if self._schedule.unit == "steps" else self._progress.updates
+        # A signal reaches the processes at different times.
+        self._interruption.requested = self._ranks.any(self._interruption.requested)
         return self._interruption.requested or done >= self._schedule.total
 
     def _evaluate_first(self) -> None:
-        if self._schedule.evaluate_first and self._progress.updates == 0:
+        if self._schedule.evaluate_first and self._progress.updates == 0 and self._ranks.is_first:
             self._final = self._components.evaluate()
             self._telemetry.emit(TrainingStep(0, self._progress.steps, self._final))
 
     def _after_update(self, update: Update) -> None:
         every, metrics, number = self._schedule.every, update.metrics, self._progress.updates
         evaluates = _is_due(every.eval_every, number) or self._components.is_evaluation_due()
-        if evaluates:
+        if evaluates and self._ranks.is_first:
             metrics |= self._components.evaluate()
         self._final = metrics
         for text in self._components.warnings(metrics):
@@ -298,6 +310,7 @@ class _Run:
         if evaluates or _is_due(self._schedule.log_interval, number):
             self._telemetry.emit(TrainingStep(number, self._progress.steps, metrics))
         overdue = time.monotonic() - self._saved_at > every.checkpoint_seconds
+        overdue = self._ranks.any(overdue and self._ranks.is_first)
         if overdue or evaluates or _is_due(every.checkpoint_every, number):
             self._save(self._score(metrics))
 
@@ -313,14 +326,21 @@ class _Run:
         components, number = self._components, self._progress.updates
         path = self._attempt.checkpoints / f"update_{number:08d}"
         if path != self._saved:
+            # In all processes: each may have a part of the state.
+            contents = {
+                "policy": components.save_policy(),
+                "learner": components.learner.state(),
+                "source": components.source.state(),
+            }
+            if not self._ranks.is_first:
+                self._saved = path
+                return path
             sha256 = save_checkpoint(
                 path,
                 kind=components.kind,
-                policy=components.save_policy(),
-                learner=components.learner.state(),
-                source=components.source.state(),
                 progress=self._progress.facts(),
                 about={**components.about(), "config": self._resolved, "run_id": self._run.run_id, "score": score},
+                **contents,
             )
             best = score is not None and score >= self._best
             if best and score is not None:
@@ -335,7 +355,7 @@ class _Run:
     def _save_after_failure(self) -> None:
         try:
             self._save(None)
-        except (OSError, CheckpointError) as error:
+        except (OSError, CheckpointError, RankFailed) as error:
             # Report the original error; the previous checkpoint still exists.
             self._warn(f"No checkpoint could be written: {error}")
 

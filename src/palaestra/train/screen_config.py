@@ -69,6 +69,15 @@ class ScreenTrainerConfig(UpdateConfig):
     """Updates between evaluations on held-out seeds. null: no evaluation during training."""
     torch_threads: int = Field(default=1, ge=1)
     """Threads of torch for learning. Leave cores for the browsers."""
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+    """Under torchrun: `ddp` gives every process all weights; `fsdp` divides the layers of the language model among the
+    processes, for models that do not fit on one GPU. No effect in one process."""
+    fsdp_dtype: Literal["float32", "bfloat16"] = "float32"
+    """With `fsdp`: data type of forward and backward passes. Trained weights, optimiser and sums of gradients stay
+    float32."""
+    rank_timeout: float = Field(default=1800.0, gt=0)
+    """Under torchrun: seconds that a process waits for the others before training fails. Longer than
+    playing a batch and an evaluation, which only the first process does."""
 
 
 class ActorPoolConfig(Section):
@@ -177,6 +186,9 @@ def _check_consistency(config: ScreenRunConfig) -> None:
             "Give the lowest return of an episode, then the highest",
         )
     check_environment(config.environment, group_size=size, actors=config.actor_pool.target_concurrent_actors)
+    if config.trainer.fsdp_dtype != "float32" and config.trainer.sharding != "fsdp":
+        reason, remedy = "has no effect without trainer.sharding=fsdp", "Add trainer.sharding=fsdp, or leave it out"
+        raise ConfigError("trainer.fsdp_dtype", config.trainer.fsdp_dtype, reason, remedy)
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
         remedy = "Add trainer.collection=asynchronous, or leave it out"
         raise ConfigError("inference.backend", "process", "has no benefit with synchronous collection", remedy)

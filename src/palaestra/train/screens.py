@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -37,10 +37,12 @@ from palaestra.sessions.clients.provider import SessionAddress, find_sessions, o
 from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
+from palaestra.train.distributed import FirstRankEpisodes, divide_model, is_divided, place_sampler, screen_rank_notices
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
 from palaestra.train.screen_config import ScreenRunConfig
+from palaestra.transport.ranks import current_ranks
 from palaestra.transport.weights import WeightPublisher
 
 ARCHIVE_TRIM_INTERVAL = 20
@@ -80,6 +82,7 @@ class _ScreenRun:
         if algorithm.needs_reference and not config.model.use_lora:
             policy.keep_reference()
         self._config, self._policy, self._address, self._warnings = config, policy, address, warnings
+        self._ranks = current_ranks()
         self.learner = TrajectoryLearner(
             policy,
             algorithm,
@@ -89,13 +92,15 @@ class _ScreenRun:
             replay=config.replay,
             reward=config.reward,
             temperature=config.actor.temperature,
-            kept_versions=config.staleness,
+            # Weights of earlier versions are not kept by parts.
+            kept_versions=0 if is_divided(config, self._ranks) else config.staleness,
             version=policy.version,
             seed=t.seed,
+            ranks=self._ranks,
         )
         sampler = TaskSampler(config.tasks, config.sampler, seed=t.seed)
         self._scheduler = EpisodeScheduler(sampler, group_size=algorithm.group_size, seed=t.seed)
-        self.source = EpisodeSource(
+        self.source: EpisodeSource | FirstRankEpisodes = EpisodeSource(
             self._scheduler,
             self.learner.admit,
             batch_size=t.batch_size,
@@ -103,6 +108,8 @@ class _ScreenRun:
             max_staleness=config.staleness,
             sessions=address.description,
         )
+        if self._ranks.size > 1:
+            self.source = FirstRankEpisodes(self.source, self._ranks)
         self._process: ProcessSampler | None = None
         self.publisher = SamplerPublisher(policy, None)
         self._failures_reported = 0
@@ -112,6 +119,10 @@ class _ScreenRun:
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Start the sampler. The player opens sessions with the first batch."""
+        weights = self.learner.weights()  # in all processes, if they are divided
+        if not self._ranks.is_first:
+            self.publisher.publish(self.learner.version, weights)
+            return
         if self._config.trajectories_kept:
             self._archive = TrajectoryArchive(attempt.trajectories)
 
@@ -119,7 +130,7 @@ class _ScreenRun:
             telemetry.emit(EpisodeSummary(number, number, 0, trajectory.total_reward(), len(trajectory)))
 
         sampler = self._start_sampler()
-        self.publisher.publish(self.learner.version, self.learner.weights())
+        self.publisher.publish(self.learner.version, weights)
         self.source.open(
             self._start_player(sampler), version=self.learner.version, stop=stop, record=self._record, finished=report
         )
@@ -128,8 +139,12 @@ class _ScreenRun:
         c = self._config
         if c.inference.backend == "thread":
             return LocalSampler(self._policy, threads=c.inference.torch_threads)
+        device = c.model.device if c.inference.device is None else c.inference.device
         self._process = ProcessSampler(
-            c.model, seed=c.trainer.seed, threads=c.inference.torch_threads, restarts=c.inference.restarts
+            c.model.model_copy(update={"device": device}),
+            seed=c.trainer.seed,
+            threads=c.inference.torch_threads,
+            restarts=c.inference.restarts,
         )
         self.publisher = SamplerPublisher(self._policy, self._process)
         return self._process
@@ -168,6 +183,9 @@ class _ScreenRun:
 
     def save_policy(self) -> Callable[[Path], object]:
         """A function that writes the directory of the model."""
+        if is_divided(self._config, self._ranks):
+            gathered: Callable[[Path], object] = self._policy.gather_for_save()
+            return gathered
         save: Callable[[Path], object] = self._policy.save
         return save
 
@@ -210,7 +228,7 @@ class _ScreenRun:
     def notices(self) -> Sequence[tuple[str, str]]:
         """The learning rate and its reason, and warnings about the tasks."""
         rate = ("info", f"{self.learner.rate.reason}.".capitalize())
-        return [rate, *(("warning", text) for text in self._warnings)]
+        return [rate, *screen_rank_notices(self._config, self._ranks), *(("warning", text) for text in self._warnings)]
 
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
         """Warnings about batches that were not learned from, and about replaced sampler processes."""
@@ -254,12 +272,22 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
                 "a sampler process builds its model from the configuration, and a policy was given",
                 "Use inference.backend=thread",
             )
-        address = find_sessions(
-            config.environment,
-            stack,
-            actors=config.actor_pool.target_concurrent_actors,
-            session_type=config.actor.session_type,
-        )
-        return _ScreenRun(config, model, address, check_tasks(config, address))
+        ranks = current_ranks()
+        place_sampler(config, model, ranks)
+        divide_model(config, model, ranks)
+
+        def connect() -> tuple[SessionAddress, list[str]] | None:
+            if not ranks.is_first:
+                return None
+            address = find_sessions(
+                config.environment,
+                stack,
+                actors=config.actor_pool.target_concurrent_actors,
+                session_type=config.actor.session_type,
+            )
+            return address, check_tasks(config, address)
+
+        address, warnings = cast(tuple[SessionAddress, list[str]], ranks.broadcast(ranks.run(connect)))
+        return _ScreenRun(config, model, address, warnings)
 
     return run(config, build, **where)

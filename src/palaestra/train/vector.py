@@ -31,10 +31,12 @@ from palaestra.policy.storage import load_weights, policy_bytes
 from palaestra.processes.threads import limit_threads
 from palaestra.telemetry import Telemetry
 from palaestra.train.config import RunConfig, make_algorithm
+from palaestra.train.distributed import check_rollout_ranks, collector_seed, rank_notices, refuse_transitions
 from palaestra.train.evaluation import evaluate_during_training, make_env_and_policy
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult, raise_if_complete, restore
 from palaestra.train.run import train as run
 from palaestra.train.transitions import train_transitions
+from palaestra.transport.ranks import ALONE, Ranks, current_ranks
 from palaestra.transport.weights import BoardPublisher, SharedWeights
 
 SMALL_NETWORK = 200_000
@@ -58,29 +60,35 @@ class VectorTraining:
         torch_threads: int | None = None,
         asynchronous: AsyncConfig | None = None,
         env_config: EnvConfig | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """`asynchronous`: settings of asynchronous collection, None: synchronous. Other arguments as in `Trainer`."""
+        """`asynchronous`: settings of asynchronous collection, None: synchronous. Other arguments as in `Trainer`.
+
+        `ranks`: the processes that train together; `env` is this process's share of the environments.
+        """
         check_spaces(policy, env)
         # Before acting: the memory layout of the weights affects the last digits.
         FlatParameters.refresh(policy)
         self.policy, self.env, self.planned_timesteps = policy, env, 0
-        self._torch_threads = torch_threads
+        self._torch_threads, self._ranks = torch_threads, ranks
         discount = algorithm.config.gamma if normalize_reward else None
         self.source: SynchronousSource | AsynchronousSource
         self.publisher: SharedWeights | BoardPublisher
         if asynchronous is None:
-            collector = Collector(env, policy, seed=seed, compiled=compiled, discount=discount)
-            self.source, self.publisher = SynchronousSource(collector), SharedWeights()
+            share = ranks.share(env.num_envs * ranks.size)
+            collector = Collector(env, policy, seed=seed, compiled=compiled, discount=discount, share=share)
+            self.source, self.publisher = SynchronousSource(collector, ranks=ranks), SharedWeights()
         else:
             self.source = AsynchronousSource(
                 asynchronous,
                 policy,
                 env,
-                seed=seed,
+                seed=collector_seed(seed, ranks, asynchronous),
                 compiled=compiled,
                 discount=discount,
                 env_config=env_config,
                 torch_threads=torch_threads or 1,
+                ranks=ranks,
             )
             self.publisher = self.source.publisher
         self.learner = RolloutLearner(
@@ -91,6 +99,7 @@ class VectorTraining:
             compiled=compiled != "off",
             scaled_rewards=normalize_reward,
             progress=self._progress,
+            ranks=ranks,
         )
 
     def start(self, total_timesteps: int, rollout_length: int, ring: int | None = None) -> None:
@@ -100,7 +109,7 @@ class VectorTraining:
             self.source.start(self.learner.version, rollout_length)
             return
         left = total_timesteps - self.source.progress.steps
-        segments = -(-left // (rollout_length * self.env.num_envs))
+        segments = -(-left // (rollout_length * self.env.num_envs * self._ranks.size))
         self.source.start(self.learner.version, rollout_length, segments, buffer_size=ring)
 
     def is_complete(self) -> bool:
@@ -148,14 +157,18 @@ class VectorTraining:
 class _VectorRun(VectorTraining):
     """The components of a run."""
 
-    def __init__(self, config: RunConfig, policy: nn.Module, env: VectorEnv) -> None:
-        super().__init__(policy, env, make_algorithm(config.algorithm, "rollouts"), **training_settings(config))
+    def __init__(self, config: RunConfig, policy: nn.Module, env: VectorEnv, ranks: Ranks) -> None:
+        settings = training_settings(config) | {"ranks": ranks}
+        if ranks.size > 1:
+            settings["env_config"] = config.env.model_copy(update={"num_envs": env.num_envs})
+        super().__init__(policy, env, make_algorithm(config.algorithm, "rollouts"), **settings)
         t, self._config, self._failures_reported = config.trainer, config, 0
         score = "eval_return" if t.eval_every else "episode_return"
         self.schedule = RunSchedule(t, config.total_timesteps, "steps", score, log_interval=t.log_interval)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Prepare for the first batch."""
+        self.learner.sync_ranks()
         self.start(self.schedule.total, self._config.rollout_length, self._config.trainer.buffer_size)
 
     def warm_start(self, checkpoint: TrainingCheckpoint) -> None:
@@ -183,7 +196,8 @@ class _VectorRun(VectorTraining):
     def notices(self) -> Sequence[tuple[str, str]]:
         """Notices about the device and from the policy."""
         texts = [*device_notices(self.policy), *getattr(self.policy, "notices", ())]
-        return [("warning", text) for text in texts]
+        ranks = [("info", text) for text in rank_notices(self._config, self._ranks)]
+        return [*ranks, *(("warning", text) for text in texts)]
 
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
         """Warnings about replaced collectors."""
@@ -195,13 +209,17 @@ class _VectorRun(VectorTraining):
 def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any) -> TrainingResult:
     """Train as a configuration says. Arguments as in `palaestra.train.run.train`."""
     if config.experience == "transitions":
+        refuse_transitions(config)
         return train_transitions(config, resume=resume, **where)
 
     def build(stack: ExitStack) -> RunComponents:
         # A checkpoint has all weights, so a resume does not need the pretrained file.
-        env, policy = make_env_and_policy(config, pretrained=resume is None)
+        ranks = current_ranks()
+        check_rollout_ranks(config, ranks)
+        share = ranks.share(config.env.num_envs)
+        env, policy = make_env_and_policy(config, pretrained=resume is None, share=share)
         stack.callback(env.close)
-        training = _VectorRun(config, policy, env)
+        training = _VectorRun(config, policy, env, ranks)
         training.check_memory(config.rollout_length, config.trainer.buffer_size)
         stack.enter_context(training.limit_threads())
         return training

@@ -39,6 +39,8 @@ from palaestra.learner.trajectories.update import (
     choose_learning_rate,
     learning_rate_factor,
 )
+from palaestra.policy.weight_sync import whole_tensor
+from palaestra.transport.ranks import ALONE, Ranks
 from palaestra.transport.source import SavedState
 
 _log = logging.getLogger(__name__)
@@ -66,12 +68,14 @@ class TrajectoryLearner:
         kept_versions: int = 1,
         version: int = 0,
         seed: int = 0,
+        ranks: Ranks = ALONE,
     ) -> None:
         """`lora`: whether an adapter is trained; determines the learning rate if the config has none.
 
         `temperature`: sampling temperature of the actors; episodes with another one are refused. `kept_versions`:
         number of earlier versions whose weights are kept, to check their tokens. `version`: that of the policy's
-        present weights.
+        present weights. `ranks`: the processes that learn together. The first one has the batches and selects the
+        episodes; all of them compute a part of each step.
         """
         self.policy, self.algorithm = policy, algorithm
         self.config, self.proof = config or UpdateConfig(), proof or ProofConfig()
@@ -81,7 +85,8 @@ class TrajectoryLearner:
         """Why the last batch was refused; empty if it was not."""
         self.rate = choose_learning_rate(lora=lora, supervised=algorithm.supervised, given=self.config.learning_rate)
         self._admission = Admission(algorithm, self.replay, self.reward)
-        self._updater = TokenUpdater(policy, algorithm, self.config, rate=self.rate.rate)
+        self._ranks = ranks
+        self._updater = TokenUpdater(policy, algorithm, self.config, rate=self.rate.rate, ranks=ranks)
         self._rng = np.random.default_rng(np.random.SeedSequence([seed, 3]))
         self._refused_in_a_row = 0
         self.version = version
@@ -100,8 +105,8 @@ class TrajectoryLearner:
         self._remember_weights()
 
     def weights(self) -> Mapping[str, Tensor]:
-        """The trained tensors by name, not copied."""
-        return trainable_weights(self.policy)
+        """The trained tensors by name, not copied; whole ones if they are sharded, so all processes call this."""
+        return {name: whole_tensor(weight) for name, weight in trainable_weights(self.policy).items()}
 
     def admit(self, group: Sequence[Trajectory]) -> list[Trajectory]:
         """The episodes of a complete group to learn from; empty if another group should be sampled instead."""
@@ -156,10 +161,9 @@ class TrajectoryLearner:
         torch.set_rng_state(tensors["torch_rng"])
 
     def _update(self, batch: Sequence[Trajectory], poll: Poll) -> dict[str, float]:
-        began, chosen = time.perf_counter(), self._choose_trajectories(batch)
+        began, chosen = time.perf_counter(), self._share_choice(batch)
         scored: ScoredBatch | None = None
         learned: dict[str, float] | None = None
-        self.last_refusal = "" if chosen else self._admission.why_all_refused()
         if chosen:
             # With a single step, the training pass computes the log-probabilities before learning.
             one_step = self.config.epochs == 1 and self.config.minibatches == 1
@@ -172,6 +176,7 @@ class TrajectoryLearner:
                 proof=self.proof,
                 past_weights=self._kept,
                 defer_checks=one_step and bool(getattr(self.policy, "exact_gradients", False)),
+                ranks=self._ranks,
             )
             try:
                 learned = self._learn(chosen, scored, poll)
@@ -208,6 +213,14 @@ class TrajectoryLearner:
         self.version += 1
         self._remember_weights()
         return metrics | {"learning_rate": self.rate.rate * share, **self._sample_metrics(samples, scored)}
+
+    def _share_choice(self, batch: Sequence[Trajectory]) -> list[Trajectory]:
+        """The trajectories that the first process chooses from its batch; sets `last_refusal` if there are none."""
+        chosen = self._choose_trajectories(batch) if self._ranks.is_first else []
+        refusal = "" if chosen else self._admission.why_all_refused()
+        shuffles = self._rng.bit_generator.state
+        chosen, self.last_refusal, self._rng.bit_generator.state = self._ranks.broadcast((chosen, refusal, shuffles))
+        return chosen
 
     def _choose_trajectories(self, batch: Sequence[Trajectory]) -> list[Trajectory]:
         admitted = [one for one in batch if self._admission.is_admitted(one)]

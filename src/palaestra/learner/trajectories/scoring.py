@@ -12,9 +12,9 @@ or pictures, or the recording was changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -26,8 +26,12 @@ from palaestra.experience.trajectory import Trajectory, Turn
 from palaestra.experience.turn_scoring import TurnInput, turn_inputs
 from palaestra.learner.trajectories.algorithm import TokenBatch, TrainingSample, TrajectoryAlgorithm
 from palaestra.learner.trajectories.built_in import importance_weights, k3
+from palaestra.learner.trajectories.parallel import assign_microbatches, run_divided
 from palaestra.learner.trajectories.policy import KeepsReference, ScoresPastWeights, TrajectoryPolicy
 from palaestra.learner.trajectories.proof import ProofConfig
+from palaestra.transport.ranks import ALONE, Ranks
+
+R = TypeVar("R")
 
 SAMPLED_TURNS = 16
 """Turns scored in advance if the training pass checks all of them: enough for the mean entropy."""
@@ -99,8 +103,9 @@ class ScoredBatch:
         proof: ProofConfig | None = None,
         past_weights: Mapping[int, Mapping[str, Tensor]] | None = None,
         defer_checks: bool = False,
+        ranks: Ranks = ALONE,
     ) -> None:
-        """Score the turns with the policy of `version`, each at most once.
+        """Score the turns with the policy of `version`, each at most once, divided among the processes `ranks`.
 
         Log-probabilities are compared on `proof.checked_turns` turns of the present version, and of each version in
         `past_weights`. `defer_checks`: the training pass compares fresh tokens and weighs stale ones
@@ -109,7 +114,7 @@ class ScoredBatch:
         proof = proof or ProofConfig()
         self.version, self.defer_checks = version, defer_checks
         self._policy, self._algorithm, self._microbatch = policy, algorithm, microbatch
-        self._checked_turns = proof.checked_turns
+        self._checked_turns, self._ranks = proof.checked_turns, ranks
         self._bounds = proof.bounds(half_precision=bool(getattr(policy, "half_precision", True)))
         self.turns = [each for one in trajectories for each in turn_inputs(one)]
         """Indexed by `TrainingSample.turn`."""
@@ -159,8 +164,21 @@ class ScoredBatch:
         """
         positions = [sample.turn for sample in samples]
         own = zip(positions, self._without_padding(log_probs, positions), strict=True)
-        if max(0.0, *(self._add(*each) for each in own)) > self._bounds[1]:
+        worst = max(0.0, *(self._add(*each) for each in own))
+        # With several processes all of them check at the end of the pass.
+        if worst > self._bounds[1] and self._ranks.size == 1:
             self.check()
+
+    def merge_first_pass(self, samples: Sequence[TrainingSample]) -> None:
+        """Add what the other processes found in their parts of the first training pass."""
+        if self._ranks.size == 1:
+            return
+        own = {key[0] for key in self._distances}
+        rows = {sample.turn: self.rows[sample.turn] for sample in samples if sample.turn in own}
+        for other_rows, distances in self._ranks.gather((rows, self._distances)):
+            self._distances |= distances
+            for position, row in other_rows.items():
+                self.rows[position] = row
 
     def _add(self, position: int, own: Tensor) -> float:
         """Compare a turn's fresh tokens with the policy's `own` log-probabilities, and weigh its stale tokens.
@@ -201,53 +219,72 @@ class ScoredBatch:
         """Log-probabilities and entropy of the wanted turns, in order; sets the values of the rows."""
         scores: dict[int, tuple[Tensor, Tensor | None]] = {}
         needs_values = self._algorithm.needs_values
-        for some, asked in self._microbatches(wanted):
+
+        def forward(asked: list[TurnInput], some: list[int]) -> list[tuple[Tensor, Tensor | None, float | None]]:
             now = self._policy.log_probs(asked, with_values=needs_values, with_entropy=True, grad=False)
             if needs_values and now.values is None:
                 raise ExperienceError("the policy returned no values. This algorithm needs a value head.")
             own = self._without_padding(now.log_probs, some)
             entropies = [None] * len(some) if now.entropy is None else self._without_padding(now.entropy, some)
             values = [None] * len(some) if now.values is None else now.values.tolist()
-            for position, log_probs, entropy, value in zip(some, own, entropies, values, strict=True):
-                if not bool(torch.isfinite(log_probs).all()) or not math.isfinite(value or 0.0):
-                    raise NonFiniteError(
-                        f"version {self.version} of the policy gives a log-probability or value that is not finite, "
-                        "before anything was learned from this batch. Go back to an earlier checkpoint and lower "
-                        "trainer.learning_rate."
-                    )
-                self.rows[position].value = value
-                scores[position] = log_probs, entropy
+            return list(zip(own, entropies, values, strict=True))
+
+        for position, (log_probs, entropy, value) in self._run(wanted, forward).items():
+            if not bool(torch.isfinite(log_probs).all()) or not math.isfinite(value or 0.0):
+                raise NonFiniteError(
+                    f"version {self.version} of the policy gives a log-probability or value that is not finite, "
+                    "before anything was learned from this batch. Go back to an earlier checkpoint and lower "
+                    "trainer.learning_rate."
+                )
+            self.rows[position].value = value
+            scores[position] = log_probs, entropy
         return {position: scores[position] for position in sorted(scores)}
 
     def _compare_stale(self, past_weights: Mapping[int, Mapping[str, Tensor]]) -> None:
         """Compare stale tokens with the weights that sampled them, if those are still kept."""
-        if not isinstance(self._policy, ScoresPastWeights):
+        policy = self._policy
+        if not isinstance(policy, ScoresPastWeights):
             return
         versions = {int(number) for each in self.turns for number in each.turn.versions} - {self.version}
         for past in sorted(versions & past_weights.keys()):
-            for some, asked in self._microbatches(_select_evenly(self._positions_with(past), self._checked_turns)):
-                log_probs = self._without_padding(self._policy.past_log_probs(asked, past_weights[past]), some)
-                for position, own in zip(some, log_probs, strict=True):
-                    self._compare(position, own, past)
+
+            def forward(asked: list[TurnInput], some: list[int], past: int = past) -> list[Tensor]:
+                return self._without_padding(policy.past_log_probs(asked, past_weights[past]), some)
+
+            wanted = _select_evenly(self._positions_with(past), self._checked_turns)
+            for position, own in self._run(wanted, forward).items():
+                self._compare(position, own, past)
 
     def _score_reference(self) -> None:
-        for some, asked in self._microbatches(list(range(len(self.turns)))):
+        def forward(asked: list[TurnInput], some: list[int]) -> list[Tensor]:
             log_probs = self._policy.reference_log_probs(asked) if isinstance(self._policy, KeepsReference) else None
             if log_probs is None:
                 reason = "the policy keeps no weights from before training"
                 remedy = "Train with LoRA, keep a frozen copy, or set algorithm.kl_coef=0"
                 raise ConfigError("algorithm.kl_coef", "above 0", reason, remedy)
-            for position, own in zip(some, self._without_padding(log_probs, some), strict=True):
-                self.rows[position].reference = own
+            return self._without_padding(log_probs, some)
+
+        for position, own in self._run(list(range(len(self.turns))), forward).items():
+            self.rows[position].reference = own
 
     def _positions_with(self, version: int) -> list[int]:
         """Indices of the turns that have tokens of a version."""
         return [place for place, each in enumerate(self.turns) if bool((each.turn.versions == version).any())]
 
-    def _microbatches(self, positions: list[int]) -> Iterator[tuple[list[int], list[TurnInput]]]:
-        for part in split_microbatches([self.turns[position] for position in positions], self._microbatch):
-            some = [positions[place] for place in part]
-            yield some, [self.turns[position] for position in some]
+    def _run(self, positions: list[int], forward: Callable[[list[TurnInput], list[int]], list[R]]) -> dict[int, R]:
+        """The results of `forward` for microbatches of the turns, divided among the processes, by position."""
+        turns = [self.turns[position] for position in positions]
+
+        def run_own() -> dict[int, R]:
+            results: dict[int, R] = {}
+            for part in assign_microbatches(self._ranks, turns, self._microbatch, split_microbatches):
+                some = [positions[place] for place in part.places]
+                scored = forward([turns[place] for place in part.places], some)
+                if part.counts:
+                    results |= zip(some, scored, strict=True)
+            return results
+
+        return run_divided(self._ranks, run_own)
 
     def _without_padding(self, padded: Tensor, positions: Sequence[int]) -> list[Tensor]:
         """The rows of a microbatch without padding, on the CPU, without gradients."""

@@ -21,8 +21,11 @@ from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
 from palaestra.experience.turn_scoring import TurnInput
 from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm
+from palaestra.learner.trajectories.parallel import assign_microbatches, average_gradients, clip_gradients
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
 from palaestra.learner.trajectories.scoring import ScoredBatch, build_token_batch, prompt_key, split_microbatches
+from palaestra.policy.weight_sync import distribute_like, is_sharded, own_part, whole_tensor
+from palaestra.transport.ranks import ALONE, Ranks
 
 Poll: TypeAlias = Callable[[], None] | None
 """Called before each minibatch; when it raises, the update is undone."""
@@ -99,16 +102,26 @@ class TokenUpdater:
     """Updates one policy with one algorithm and AdamW."""
 
     def __init__(
-        self, policy: TrajectoryPolicy, algorithm: TrajectoryAlgorithm, config: UpdateConfig, *, rate: float
+        self,
+        policy: TrajectoryPolicy,
+        algorithm: TrajectoryAlgorithm,
+        config: UpdateConfig,
+        *,
+        rate: float,
+        ranks: Ranks = ALONE,
     ) -> None:
-        self._policy, self._algorithm, self._config = policy, algorithm, config
+        """`ranks`: the processes that learn together from the same batch."""
+        self._policy, self._algorithm, self._config, self._ranks = policy, algorithm, config, ranks
         self.parameters: list[nn.Parameter] = list(trainable_weights(policy).values())
         if not self.parameters:
             raise ConfigError("policy", type(policy).__name__, "has nothing to train", "Unfreeze a part, or use LoRA")
         of_values = set(policy.value_parameters()) if isinstance(policy, SeparateValueHead) else set()
         body = [parameter for parameter in self.parameters if parameter not in of_values]
         head = [parameter for parameter in self.parameters if parameter in of_values]
-        groups = [(group, own) for group, own in ((body, rate), (head, config.value_learning_rate)) if group]
+        # Sharded and whole tensors cannot be in one group.
+        whole, parts = [p for p in body if not is_sharded(p)], [p for p in body if is_sharded(p)]
+        rates = ((whole, rate), (parts, rate), (head, config.value_learning_rate))
+        groups = [(group, own) for group, own in rates if group]
         self._rates = [own for _, own in groups]
         self._adamw = torch.optim.AdamW(
             [{"params": group, "lr": own} for group, own in groups],
@@ -136,13 +149,14 @@ class TokenUpdater:
             for _ in range(epochs):
                 for chosen in split_minibatches(samples, batch.turns, steps_per_epoch, rng):
                     if poll is not None:
-                        poll()
+                        self._ranks.run(poll)
                     self._adamw.zero_grad(set_to_none=True)
                     first = batch.defer_checks and not norms
                     for metrics in self._add_gradients(chosen, batch, samples, steps_per_epoch, first=first):
                         for name, number in metrics.items():
                             sums[name] = sums.get(name, 0.0) + number
                     if first:
+                        batch.merge_first_pass(samples)
                         batch.check()
                     norms.append(self._step())
         except BaseException as error:
@@ -157,7 +171,7 @@ class TokenUpdater:
             ) from None
         finally:
             self._adamw.zero_grad(set_to_none=True)
-        means = {name: total / epochs for name, total in sums.items()}
+        means = {name: total / epochs for name, total in self._add_metrics(sums).items()}
         return {**means, "grad_norm": float(np.mean(norms)), "minibatches": float(steps)}
 
     def _add_gradients(
@@ -174,24 +188,37 @@ class TokenUpdater:
         tokens = sum(len(batch.turns[sample.turn].turn.token_ids) for sample in every)
         shares = {"token_share": 1.0 / tokens, "turn_share": 1.0 / len(every)}
         needs = {"with_values": algorithm.needs_values, "with_entropy": algorithm.needs_entropy}
-        metrics = []
-        for part in split_microbatches(turns, self._config.microbatch_turns):
-            some = [chosen[place] for place in part]
-            now = self._policy.log_probs([turns[place] for place in part], **needs, grad=True)
-            if first:
+        metrics: list[dict[str, float]] = []
+        failure: NonFiniteError | None = None
+        for part in assign_microbatches(self._ranks, turns, self._config.microbatch_turns, split_microbatches):
+            some = [chosen[place] for place in part.places]
+            now = self._policy.log_probs([turns[place] for place in part.places], **needs, grad=True)
+            if first and part.counts:
                 batch.add_first_pass(some, now.log_probs)
             loss = algorithm.loss(build_token_batch(some, batch.rows, **shares, device=now.log_probs.device), now)
             total = float(loss.total.detach())
             if not math.isfinite(total):
-                raise NonFiniteError(f"the loss of a microbatch of {len(some)} turns is {total}")
-            (loss.total * scale).backward()
-            metrics.append({"loss": total, **{name: float(number) for name, number in loss.metrics.items()}})
+                failure = NonFiniteError(f"the loss of a microbatch of {len(some)} turns is {total}")
+                if self._ranks.size == 1:
+                    raise failure
+            # The gradients of the processes are averaged, and their sum is needed.
+            (loss.total * (scale * self._ranks.size * part.counts)).backward()
+            if part.counts:
+                metrics.append({"loss": total, **{name: float(number) for name, number in loss.metrics.items()}})
+        if self._ranks.size > 1:
+            self._ranks.agree(failure)
+            average_gradients(self._ranks, self.parameters)
         return metrics
+
+    def _add_metrics(self, own: dict[str, float]) -> dict[str, float]:
+        """The sums over all processes."""
+        parts = self._ranks.gather(own)
+        return {name: sum(part.get(name, 0.0) for part in parts) for part in parts for name in part}
 
     def _step(self) -> float:
         """Clip and step; returns the norm before clipping. A non-finite gradient raises before the step."""
         limit = self._config.max_grad_norm
-        norm = float(nn.utils.clip_grad_norm_(self.parameters, math.inf if limit is None else limit))
+        norm = clip_gradients(self._ranks, self.parameters, math.inf if limit is None else limit)
         if not math.isfinite(norm):
             raise NonFiniteError(f"the gradient has norm {norm}")
         self._adamw.step()
@@ -199,21 +226,26 @@ class TokenUpdater:
 
     def _undo_point(self) -> Callable[[], None]:
         """A function that restores the present weights and optimiser state."""
-        weights = [parameter.detach().cpu().clone() for parameter in self.parameters]
-        state = {name: tensor.clone() for name, tensor in self.tensors().items()}
+        weights = [own_part(parameter.detach()).cpu().clone() for parameter in self.parameters]
+        moments = {
+            parameter: {name: part.clone() for name, part in self._adamw.state[parameter].items()}
+            for parameter in self.parameters
+            if parameter in self._adamw.state
+        }
 
         def undo() -> None:
             with torch.no_grad():
                 for parameter, weight in zip(self.parameters, weights, strict=True):
-                    parameter.copy_(weight)
-            self.restore(state)
+                    own_part(parameter.detach()).copy_(weight)
+            self._adamw.state.clear()
+            self._adamw.state.update(moments)
 
         return undo
 
     def tensors(self) -> dict[str, Tensor]:
-        """Adam's moments and step counts by name."""
+        """Adam's moments and step counts by name; whole tensors, so all processes call this."""
         return {
-            f"adamw.{index}.{name}": tensor.detach().cpu().contiguous()
+            f"adamw.{index}.{name}": whole_tensor(tensor.detach()).cpu().contiguous()
             for index, parameter in enumerate(self.parameters)
             for name, tensor in self._adamw.state.get(parameter, {}).items()
         }
@@ -237,11 +269,17 @@ class TokenUpdater:
                     "Use the configuration it was trained with",
                 )
             state[own] = {
-                part: tensor.clone() if part == "step" else tensor.to(own.device, own.dtype, copy=True)
-                for part, tensor in parts.items()
+                part: tensor.clone() if part == "step" else _place(tensor, own) for part, tensor in parts.items()
             }
         self._adamw.state.clear()
         self._adamw.state.update(state)
+
+
+def _place(tensor: Tensor, example: Tensor) -> Tensor:
+    """A copy on the device of `example`; if that is sharded, this process's part."""
+    return (
+        distribute_like(tensor, example) if is_sharded(example) else tensor.to(example.device, example.dtype, copy=True)
+    )
 
 
 def split_minibatches(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import atomic_directory
@@ -72,14 +73,20 @@ class Architecture:
         return f"{self.model_type}, {self.layers} layers of width {self.width}, {adapters} ({self.digest})"
 
 
-def save_checkpoint(network: Network, loaded: LoadedModel, path: Path, *, version: int) -> str:
-    """Write the trained weights to a new directory; returns the SHA-256 of its manifest."""
+def save_checkpoint(
+    network: Network, loaded: LoadedModel, path: Path, *, version: int, weights: Mapping[str, Tensor] | None = None
+) -> str:
+    """Write the trained weights to a new directory; returns the SHA-256 of its manifest.
+
+    `weights`: the trained weights of a sharded network by name, whole.
+    """
     with _checkpoint_directory(path, network, {"version": version, "base": loaded.name}) as directory:
         if network.wrapped is not None:
-            network.wrapped.save_pretrained(directory, save_embedding_layers=False)
+            named = weights and {f"base_model.model.{name}": tensor for name, tensor in weights.items()}
+            network.wrapped.save_pretrained(directory, save_embedding_layers=False, state_dict=named)
             (directory / "README.md").unlink(missing_ok=True)
         else:
-            _save_model(network.model, loaded, directory)
+            _save_model(network.model, loaded, directory, weights)
         head = {name: tensor.detach().cpu().contiguous() for name, tensor in network.value_head.state_dict().items()}
         save_file(head, directory / VALUE_HEAD)
     return hashlib.sha256((path / MANIFEST).read_bytes()).hexdigest()
@@ -120,8 +127,8 @@ def export_merged(network: Network, loaded: LoadedModel, path: Path, *, version:
         _save_model(model, loaded, directory)
 
 
-def _save_model(model: Any, loaded: LoadedModel, directory: Path) -> None:
-    model.save_pretrained(directory)
+def _save_model(model: Any, loaded: LoadedModel, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
+    model.save_pretrained(directory, state_dict=None if weights is None else model.state_dict() | weights)
     loaded.tokenizer.save_pretrained(directory)
     loaded.image_processor.save_pretrained(directory)
     (directory / "chat_template.jinja").write_text(loaded.chat_template, encoding="utf-8")

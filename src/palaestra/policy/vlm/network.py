@@ -24,7 +24,7 @@ from palaestra.policy.fingerprint import weights_fingerprint
 from palaestra.policy.vlm.lora import in_vision_tower
 from palaestra.policy.vlm.picture import LRUCache, Picture, PicturePreprocessor
 from palaestra.policy.vlm.prompt import Ints, Prompt
-from palaestra.policy.weight_sync import copy_weights
+from palaestra.policy.weight_sync import copy_weights, whole_tensor
 
 ImageFeatures = tuple[Tensor, ...]
 """The vision tower's output for one picture: its tokens, then those for deeper layers where a family has them."""
@@ -46,6 +46,8 @@ class Network:
         self.model, self.wrapped = model, wrapped
         self.preprocessor, self.feature_cache = preprocessor, feature_cache
         self.value_gradient = value_gradient
+        self.sharded = False
+        """Whether several processes have a part of the weights each; each forward pass is then an exchange."""
         text = model.config.get_text_config()
         self.image_token = int(model.config.image_token_id)
         self.vocabulary = int(text.vocab_size)
@@ -80,6 +82,10 @@ class Network:
         """The trainable weights by name."""
         return {name: weight for name, weight in self.named_parameters() if weight.requires_grad}
 
+    def whole_trainable(self) -> dict[str, Tensor]:
+        """The trainable weights by name, whole ones if they are sharded; then all processes call this."""
+        return {name: whole_tensor(weight.detach()) for name, weight in self.trainable().items()}
+
     def load_trainable(self, state: Mapping[str, Tensor], *, place: str = "weights") -> None:
         """Replace the values of the trainable weights; `CheckpointError`, with nothing changed, if they do not fit."""
         own = self.trainable()
@@ -95,12 +101,19 @@ class Network:
                 raise CheckpointError(place, name, reason, remedy)
         copy_weights(state, own)
 
-    def clone(self) -> Network:
-        """A network with copies of the trainable weights; all other weights are shared."""
-        shared: dict[int, Any] = {id(p): p for _, p in self.named_parameters() if not p.requires_grad}
-        shared |= {id(buffer): buffer for buffer in self.model.buffers()}
-        shared |= {id(part): part for part in (self.preprocessor, self.feature_cache)}
+    def clone(self, device: torch.device | None = None) -> Network:
+        """A network with copies of the trainable weights; all others are shared, unless it is on another device."""
+        shared: dict[int, Any] = {id(self.preprocessor): self.preprocessor}
+        elsewhere = device is not None and device != self.device
+        if elsewhere:
+            shared[id(self.feature_cache)] = LRUCache(self.feature_cache.capacity_bytes)
+        else:
+            shared |= {id(p): p for _, p in self.named_parameters() if not p.requires_grad}
+            shared |= {id(part): part for part in (*self.model.buffers(), self.feature_cache)}
         other = copy.deepcopy(self, shared)
+        if elsewhere:
+            other.model.to(device)
+            other.value_head.to(device)
         for weight in other.trainable().values():
             weight.requires_grad_(False)
         return other

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from palaestra.policy.vlm.network import Network, sampling_fingerprint
 from palaestra.policy.vlm.picture import LRUCache, PicturePreprocessor
 from palaestra.policy.vlm.prompt import Conversation, Prompt, PromptWriter
 from palaestra.policy.vlm.scoring import score
+from palaestra.policy.vlm.sharding import shard_layers
 from palaestra.policy.weight_sync import copy_weights
 from palaestra.sessions.action import encode
 from palaestra.sessions.screen import Screenshot
@@ -75,12 +77,13 @@ class VLMPolicy:
         # The built-in model knows its grammar; the description would be longer than the rest of the prompt.
         self._describe_grammar = config.name != "tiny" if describe_grammar is None else describe_grammar
         self._grammar = None if codec is None else self._build_grammar(codec)
-        self._acting = self.learner.clone()
+        self._acting: Network | None = self.learner.clone()
         # Training that starts from an adapter keeps a copy of it as the reference.
         self._reference = None if config.adapter is None else self.learner.clone()
         self._sampling_lock, self._publish_lock = threading.Lock(), threading.Lock()
         self._pending: dict[str, Tensor] | None = None
         """Weights that were published while a batch was being sampled."""
+        self._computes_half = False
         self._past: Network | None = None
         """Holds the weights of an earlier version while its tokens are scored."""
         self._version, self._acting_version, self._acting_fingerprint = 0, 0, ""
@@ -106,7 +109,7 @@ class VLMPolicy:
     @property
     def fingerprint(self) -> str:
         """Fingerprint of the current trainable weights; completions carry that of the acting weights."""
-        return sampling_fingerprint(self.learner.trainable())
+        return sampling_fingerprint(self.learner.whole_trainable())
 
     @property
     def exact_gradients(self) -> bool:
@@ -115,8 +118,8 @@ class VLMPolicy:
 
     @property
     def half_precision(self) -> bool:
-        """Whether any weight has less than 32 bits."""
-        return any(weight.element_size() < 4 for _, weight in self.named_parameters())
+        """Whether any weight has less than 32 bits, or is used with less."""
+        return self._computes_half or any(weight.element_size() < 4 for _, weight in self.named_parameters())
 
     @property
     def vocabulary(self) -> int:
@@ -146,6 +149,7 @@ class VLMPolicy:
         if temperature < 0:
             raise ConfigError("temperature", temperature, "must not be negative", "1 is the model's own distribution")
         limit = self.config.max_new_tokens if max_new_tokens is None else max_new_tokens
+        assert self._acting is not None, "this process does not sample"
         with self._sampling_lock:
             with self._publish_lock:
                 if self._pending is not None:
@@ -235,7 +239,23 @@ class VLMPolicy:
 
     def trainable_state(self) -> dict[str, Tensor]:
         """Copies of the trainable weights on the CPU."""
-        return {name: weight.detach().cpu().clone() for name, weight in self.learner.trainable().items()}
+        return {name: weight.cpu().clone() for name, weight in self.learner.whole_trainable().items()}
+
+    def sample_on(self, device: torch.device) -> None:
+        """Sample on another device than the learning one, with a copy of all weights. Call it before `shard`."""
+        with self._sampling_lock, self._publish_lock:
+            self._acting = self.learner.clone(device)
+            self._update_acting(self.learner.trainable())
+
+    def shard(self, *, compute_dtype: torch.dtype | None = None, samples: bool = True) -> None:
+        """Divide the learning weights among all processes, which call this (`palaestra.policy.vlm.sharding`).
+
+        `samples`: whether this process samples; it then keeps a whole copy of the published weights.
+        """
+        shard_layers(self.learner, compute_dtype=compute_dtype)
+        self._computes_half = compute_dtype is not None and compute_dtype.itemsize < 4
+        if not samples:
+            self._acting = None
 
     def load_trainable_state(self, state: dict[str, Tensor]) -> None:
         """Load weights that were trained elsewhere; they act after the next `publish`."""
@@ -250,7 +270,9 @@ class VLMPolicy:
             if version < self._version:
                 raise ValueError(f"version {version} after {self._version}: versions only grow")
             self._version = version
-            learned = self.learner.trainable()
+            learned: Mapping[str, Tensor] = self.learner.whole_trainable()
+            if self._acting is None:
+                return
             if self._sampling_lock.acquire(blocking=False):
                 try:
                     self._update_acting(learned)
@@ -261,6 +283,7 @@ class VLMPolicy:
 
     def _update_acting(self, learned: Mapping[str, Tensor]) -> None:
         """Copy weights into the acting network. The caller holds both locks."""
+        assert self._acting is not None
         acting = dict(self._acting.named_parameters())
         copy_weights(learned, acting)
         self._pending, self._acting_version = None, self._version
@@ -270,6 +293,11 @@ class VLMPolicy:
     def save(self, path: Path) -> str:
         """Write the trained weights to a new directory; returns the SHA-256 of its manifest."""
         return checkpoint.save_checkpoint(self.learner, self.loaded, path, version=self._version)
+
+    def gather_for_save(self) -> Callable[[Path], str]:
+        """`save` for a sharded model: all processes call this, and one calls the result."""
+        weights = {name: tensor.cpu() for name, tensor in self.learner.whole_trainable().items()}
+        return partial(checkpoint.save_checkpoint, self.learner, self.loaded, version=self._version, weights=weights)
 
     def load(self, path: Path) -> None:
         """Load a checkpoint directory and publish it under its version."""

@@ -16,11 +16,12 @@ from typing import Any, Literal, Protocol
 
 import numpy.typing as npt
 import torch
-from pydantic import Field
+from pydantic import Field, field_validator
 from torch import Tensor
 
 from palaestra.config import Section
 from palaestra.errors import CollectorFailed
+from palaestra.policy.device import check_device_name
 from palaestra.policy.vlm.config import ModelConfig
 from palaestra.policy.vlm.generation import Completion, SampleRequest
 from palaestra.policy.vlm.policy import VLMPolicy
@@ -43,10 +44,20 @@ class InferenceConfig(Section):
     backend: Literal["thread", "process"] = "thread"
     """`thread` shares the frozen weights with the learner; `process` uses its own copy and CPU core. Only
     asynchronous collection benefits from `process`."""
+    device: str | None = None
+    """Device that samples: `cpu`, `cuda:1`, …; null: that of the learner, `model.device`. On another device the sampler
+    has a copy of all weights."""
     torch_threads: int = Field(default=1, ge=1)
     """Number of torch threads for sampling."""
     restarts: int = Field(default=3, ge=0)
     """`process`: maximum consecutive restarts of a sampler process that died, without a reply in between."""
+
+    @field_validator("device", mode="before")
+    @classmethod
+    def _check_device(cls, value: Any) -> Any:
+        if value is not None:
+            check_device_name(value, place="inference.device")
+        return value
 
 
 @dataclass(frozen=True)

@@ -57,8 +57,9 @@ def score(
     prompts = [_prompt_of(one) for one in turns]
     _check_turns(network, turns, prompts)
     replies = [one.turn.token_ids for one in turns]
-    # Sharing prompts saves nothing unless they repeat, and recomputed layers cannot use a cache.
-    shared = not network.recomputes and 2 * len(deduplicate_prompts(prompts)[0]) <= len(prompts)
+    # Sharing prompts saves nothing unless they repeat, and recomputed layers cannot use a cache. The processes of a
+    # sharded model must run equally many passes, whatever their prompts are.
+    shared = not network.recomputes and not network.sharded and 2 * len(deduplicate_prompts(prompts)[0]) <= len(prompts)
     run = _run_shared_prompts if shared else _run_whole_turns
     hidden, last_prompt_hidden = run(network, prompts, replies, rules)
     targets = torch.from_numpy(np.concatenate(replies).astype(np.int64)).to(network.device)
