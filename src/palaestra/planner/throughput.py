@@ -20,8 +20,10 @@ from palaestra.config import Section
 
 LINGER_S = 0.003
 """How long a batch of replies waits for further requests (`actor.inference.LINGER_S`)."""
-MAX_TURNS = 120_000
-"""Simulated turns, at most: a second or two of computing."""
+MAX_TURNS = 15_000
+"""Simulated turns, about: a fraction of a second of computing."""
+MIN_UPDATES = 8
+"""Simulated updates, at least."""
 MAX_RETRIES = 3
 """Retries of an episode whose session fails (`actor.retries`)."""
 
@@ -121,25 +123,34 @@ def simulate(
     `samplers`: replicas that sample replies. `learner_speed`: how many times faster than measured an update is, on
     more GPUs. `shared_compute`: number of devices (or cores) that samplers and learner share; None: each has its own.
     """
-    wanted = updates or max(8, min(60, int(MAX_TURNS / (setup.batch_size * times.turns))))
     # A large system behaves as several small ones side by side: simulate one of them.
-    parts = min(samplers, max(1, int(8 * setup.batch_size * times.turns / MAX_TURNS)))
+    turns = MIN_UPDATES * setup.batch_size * times.turns
+    parts = max(1, min(int(turns / MAX_TURNS), samplers * setup.max_batch // 4, setup.batch_size))
+    size = max(1, round(setup.batch_size / parts))
+    share = size / setup.batch_size
+    replicas = max(1, round(samplers * share))
+    # A part of a sampler answers fewer requests at a time.
+    slice_ = min(1.0, samplers * share / replicas)
     part = setup.model_copy(
-        update={"sessions": -(-setup.sessions // parts), "batch_size": max(1, round(setup.batch_size / parts))}
+        update={
+            "sessions": max(1, round(setup.sessions * share)),
+            "batch_size": size,
+            "max_batch": max(1, round(setup.max_batch * slice_)),
+        }
     )
-    share = part.batch_size / setup.batch_size
-    result = _Simulation(
-        times.model_copy(update={"update_episode": times.update_episode / share}),
-        part,
-        max(1, round(samplers * share)),
-        learner_speed,
-        shared_compute,
-        seed,
-    ).run(wanted)
+    scaled = times.model_copy(
+        update={
+            "update_episode": times.update_episode / share,
+            "inference_reply": times.inference_reply / slice_,
+        }
+    )
+    wanted = updates or max(MIN_UPDATES, min(40, int(MAX_TURNS / (size * times.turns))))
+    result = _Simulation(scaled, part, replicas, learner_speed, shared_compute, seed).run(wanted)
     return replace(
         result,
         episodes_per_second=result.episodes_per_second / share,
         turns_per_second=result.turns_per_second / share,
+        mean_batch=result.mean_batch / slice_,
     )
 
 
