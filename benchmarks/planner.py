@@ -33,7 +33,7 @@ from palaestra.telemetry import JournalReader, TrainingStep
 
 RESULTS = Path(__file__).parent / "results"
 STEP_SECONDS, VARIATION = 1.5, 0.2
-"""Of a session step. As long as those of a loaded desktop, so that what the processor of this machine adds is little."""
+"""Of a session step: as long as on a loaded desktop, so that what this machine's processor adds is little."""
 UPDATES = 6
 CALIBRATION = (
     {"sessions": 2, "batch_size": 4, "collection": "synchronous"},

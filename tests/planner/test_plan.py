@@ -90,6 +90,18 @@ def test_the_slowest_part_is_named_and_more_of_it_advised():
     assert alone.rates["GPU"] == pytest.approx(1 / (1.5 / 64 + 2 / 12))
 
 
+def test_a_bound_that_is_too_tight_is_named_when_no_part_is_busy():
+    # Episodes of very different lengths: the short ones of a batch wait for the long ones, and nothing else may start.
+    times = TIMES | {"update_episode": 0.01, "turns_variation": 1.0}
+    data = {"times": times, "setup": SETUP | {"max_staleness": 0}, "hardware": {"gpus": 8}, "model": None}
+    plan = build_plan(plan_config(data))
+    assert plan.bottleneck == "staleness"
+    assert "raise trainer.max_staleness" in plan.advice[0]
+    looser = build_plan(plan_config(data | {"setup": SETUP | {"max_staleness": 4}}))
+    assert looser.bottleneck != "staleness"
+    assert looser.episodes_per_hour > 1.5 * plan.episodes_per_hour
+
+
 def test_sessions_beyond_the_staleness_bound_do_not_count():
     plan = build_plan(plan_config({"times": TIMES, "setup": SETUP | {"sessions": 500}, "model": None}))
     assert plan.running_sessions == 128

@@ -18,6 +18,7 @@ _LIMITS = {
     "sessions": "the sessions: samplers and learner wait for them",
     "samplers": "sampling: sessions and learner wait for replies",
     "learner": "learning: sessions and samplers wait for updates",
+    "staleness": "the staleness bound: episodes wait until updates allow them to start",
     "GPU": "the GPU, on which samplers and learner take turns",
     "alternation": "taking turns: playing and learning take about as long as each other, one after the other",
 }

@@ -179,6 +179,9 @@ def build_plan(config: PlanConfig) -> Plan:
     bottleneck = min(rates, key=rates.__getitem__)
     if setup.collection == "synchronous" and min(rates.values()) > 0.5 * max(rates.values()):
         bottleneck = "alternation"
+    idle = max(throughput.learner_utilisation, throughput.session_utilisation) < 0.9
+    if setup.collection == "asynchronous" and idle and throughput.turns_per_second < 0.9 * min(rates.values()):
+        bottleneck = "staleness"  # no part is busy: episodes wait for permission to start
     cost = price(
         hardware,
         setup,
@@ -223,6 +226,11 @@ def _advise(plan: Plan) -> list[str]:
             f"Learning is the limit: the rest could process {gain:.1f} times as much. Use more GPUs for the learner, "
             "fewer trainer.epochs, or larger microbatches."
         )
+    elif plan.bottleneck == "staleness":
+        advice.append(
+            "The staleness bound is the limit, and every part has time left: raise trainer.max_staleness or "
+            "trainer.batch_size."
+        )
     elif plan.bottleneck == "GPU":
         advice.append("One GPU samples and learns: a second one would let them overlap.")
     if setup.collection == "synchronous":
@@ -235,9 +243,11 @@ def _advise(plan: Plan) -> list[str]:
     if plan.placement.fitting_microbatch and plan.config.model is not None:
         configured = plan.config.model.microbatch_turns
         if plan.placement.fitting_microbatch < configured:
+            other_way = "" if plan.config.model.gradient_checkpointing else ", or model.gradient_checkpointing=true"
+            fits = plan.placement.fitting_microbatch
             advice.append(
-                f"Only {plan.placement.fitting_microbatch} turns fit into a forward pass: set "
-                f"trainer.microbatch_turns={plan.placement.fitting_microbatch}, or model.gradient_checkpointing=true."
+                f"Turns that fit into a forward pass: {fits} of {configured}. Set trainer.microbatch_turns={fits}"
+                f"{other_way}."
             )
     if hardware.lost_share > 0.01:
         advice.append(
@@ -253,7 +263,7 @@ def scale_plan(plan: Plan) -> list[Plan]:
     Batches grow with the sessions, so that the staleness bound lets all of them run.
     """
     config = plan.config
-    plans = []
+    plans: dict[tuple[int, int], Plan] = {}
     for gpus, sessions in SCALE:
         count = sessions or min(MAX_PROPORTIONAL, max(1, round(config.setup.sessions * gpus / config.hardware.gpus)))
         batches = config.setup.max_staleness + 1 if config.setup.collection == "asynchronous" else 1
@@ -262,8 +272,9 @@ def scale_plan(plan: Plan) -> list[Plan]:
         setup = config.setup.model_copy(update={"sessions": count, "batch_size": grown})
         hardware = config.hardware.model_copy(update={"gpus": gpus, "samplers": None})
         try:
-            plans.append(build_plan(config.model_copy(update={"setup": setup, "hardware": hardware})))
+            if (gpus, count) not in plans:
+                plans[gpus, count] = build_plan(config.model_copy(update={"setup": setup, "hardware": hardware}))
         except ConfigError as error:
             if error.place != "hardware.gpu_memory_gb":
                 raise
-    return plans
+    return list(plans.values())

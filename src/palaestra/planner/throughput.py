@@ -8,6 +8,7 @@ network with one session whose episodes are segments of the ring. The times are 
 from __future__ import annotations
 
 import heapq
+import math
 import random
 from collections import deque
 from collections.abc import Callable
@@ -128,9 +129,9 @@ def simulate(
     parts = max(1, min(int(turns / MAX_TURNS), samplers * setup.max_batch // 4, setup.batch_size))
     size = max(1, round(setup.batch_size / parts))
     share = size / setup.batch_size
-    replicas = max(1, round(samplers * share))
+    replicas = math.ceil(samplers * share - 1e-9)
     # A part of a sampler answers fewer requests at a time.
-    slice_ = min(1.0, samplers * share / replicas)
+    slice_ = samplers * share / replicas
     part = setup.model_copy(
         update={
             "sessions": max(1, round(setup.sessions * share)),
