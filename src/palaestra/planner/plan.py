@@ -167,7 +167,7 @@ def build_plan(config: PlanConfig) -> Plan:
         learner_speed=whole / seconds if seconds > 0 else 1.0,
         shared_compute=1.0 if alternate else None,
     )
-    running = min(setup.sessions, _bound(setup))
+    running = min(setup.sessions, _max_in_flight(setup))
     turn = times.session_step + times.session_reset / times.turns + times.inference(setup.rows)
     rates = {
         "sessions": running / max(turn, 1e-9),
@@ -192,7 +192,7 @@ def build_plan(config: PlanConfig) -> Plan:
     return replace(plan, advice=tuple(_advise(plan)))
 
 
-def _bound(setup: Setup) -> int:
+def _max_in_flight(setup: Setup) -> int:
     """Episodes that may be in flight or waiting at once."""
     return setup.batch_size * (setup.max_staleness + 1 if setup.collection == "asynchronous" else 1)
 
@@ -206,7 +206,7 @@ def _advise(plan: Plan) -> list[str]:
     if plan.running_sessions < setup.sessions:
         idle = setup.sessions - plan.running_sessions
         reason = "the staleness bound" if setup.collection == "asynchronous" else "the batch"
-        size = -(-setup.sessions // (_bound(setup) // setup.batch_size))
+        size = -(-setup.sessions // (_max_in_flight(setup) // setup.batch_size))
         advice.append(
             f"{idle:,} of {setup.sessions:,} sessions never run: {reason} allows {plan.running_sessions:,} episodes at "
             f"once. Use trainer.batch_size={size} or fewer sessions."

@@ -280,9 +280,9 @@ class _Simulation:
         """The session performs an action."""
         mean, variation = self.times.session_step, self.times.session_variation
         seconds = mean if variation == 0 or mean == 0 else self.rng.gammavariate(variation**-2, mean * variation**2)
-        self._after(seconds, lambda: self._stepped(episode))
+        self._after(seconds, lambda: self._finish_step(episode))
 
-    def _stepped(self, episode: _Episode) -> None:
+    def _finish_step(self, episode: _Episode) -> None:
         self.totals["turns"] += 1
         if len(episode.versions) >= episode.attempt_turns:
             self.totals["failed"] += 1
@@ -330,7 +330,7 @@ class _Simulation:
         self.totals["batches"] += 1
         version = self.version
 
-        def sampled() -> None:
+        def finish() -> None:
             self.free_samplers += 1
             for episode in batch:
                 episode.versions.append(version)
@@ -339,7 +339,7 @@ class _Simulation:
                 self.first_wait = self.now - LINGER_S
             self._sample_if_ready()
 
-        self._compute(self.times.inference(len(batch) * self.setup.rows), sampled)
+        self._compute(self.times.inference(len(batch) * self.setup.rows), finish)
 
     # ------------------------------------------------------------------ learning
 
@@ -366,12 +366,12 @@ class _Simulation:
             self.max_lag = max(self.max_lag, *lags)
         self.learning = True
         seconds = self.times.update + self.times.update_episode * size * self.setup.rows
-        self._compute(seconds / self.learner_speed, self._learned)
+        self._compute(seconds / self.learner_speed, self._finish_learning)
 
-    def _learned(self) -> None:
-        self._after(self.times.overhead, self._updated)
+    def _finish_learning(self) -> None:
+        self._after(self.times.overhead, self._finish_update)
 
-    def _updated(self) -> None:
+    def _finish_update(self) -> None:
         self.learning = False
         self.version += 1
         self.updates.append(self.now)
