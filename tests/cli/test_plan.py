@@ -15,6 +15,11 @@ def test_the_page_begins_with_the_run_and_its_limit(palaestra):
     assert "per 1,000 episodes" in done.out
 
 
+def test_a_plan_without_measured_times_says_so(palaestra):
+    assert "All times are defaults" in palaestra("plan", "--gpus", "1", "--no-scale").out
+    assert "All times are defaults" not in palaestra("plan", *SMALL, "--no-scale").out
+
+
 def test_json_is_one_document_with_the_table(palaestra):
     done = palaestra("plan", *SMALL, "--sessions", "6", "--gpu-hour-price", "4", "--json")
     plan = json.loads(done.out)

@@ -7,6 +7,7 @@ computed in bounded chunks. benchmarks/true_shapes.py compares them with the mem
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -194,9 +195,8 @@ def fitting_sampler_batch(model: ModelPlan, shape: ModelShape, memory: float, **
     return _largest(lambda batch: plan_sampler_memory(model, shape, batch=batch, **sizes).total <= memory)
 
 
-def _largest(fits: object, limit: int = 2**20) -> int:
+def _largest(fits: Callable[[int], bool], limit: int = 2**20) -> int:
     """The largest number up to `limit` that fits, by bisection; memory grows with the number."""
-    assert callable(fits)
     if not fits(1):
         return 0
     low, high = 1, 2

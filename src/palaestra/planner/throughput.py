@@ -109,6 +109,15 @@ class _Episode:
     retries: int = 0
 
 
+@dataclass(eq=False)
+class _Job:
+    """A computation on the shared devices."""
+
+    seconds: float
+    """Of computing that are left, at full speed."""
+    action: Callable[[], None]
+
+
 def simulate(
     times: Times,
     setup: Setup,
@@ -131,18 +140,18 @@ def simulate(
     share = size / setup.batch_size
     replicas = math.ceil(samplers * share - 1e-9)
     # A part of a sampler answers fewer requests at a time.
-    slice_ = samplers * share / replicas
+    fraction = samplers * share / replicas
     part = setup.model_copy(
         update={
             "sessions": max(1, round(setup.sessions * share)),
             "batch_size": size,
-            "max_batch": max(1, round(setup.max_batch * slice_)),
+            "max_batch": max(1, round(setup.max_batch * fraction)),
         }
     )
     scaled = times.model_copy(
         update={
             "update_episode": times.update_episode / share,
-            "inference_reply": times.inference_reply / slice_,
+            "inference_reply": times.inference_reply / fraction,
         }
     )
     wanted = updates or max(MIN_UPDATES, min(40, int(MAX_TURNS / (size * times.turns))))
@@ -151,7 +160,7 @@ def simulate(
         result,
         episodes_per_second=result.episodes_per_second / share,
         turns_per_second=result.turns_per_second / share,
-        mean_batch=result.mean_batch / slice_,
+        mean_batch=result.mean_batch / fraction,
     )
 
 
@@ -166,7 +175,7 @@ class _Simulation:
         self.asynchronous = setup.collection == "asynchronous"
         self.now, self.version, self.running, self.started, self.rejected = 0.0, 0, 0, 0, 0
         self.events: list[tuple[float, int, Callable[[], None]]] = []
-        self.jobs: list[list[float | Callable[[], None]]] = []
+        self.jobs: list[_Job] = []
         self.number = 0
         self.waiting: deque[_Episode] = deque()
         self.first_wait: float | None = None
@@ -214,22 +223,21 @@ class _Simulation:
     def _advance(self) -> None:
         """Go to the next event or the end of the next computation."""
         speed = 1.0 if self.shared is None else min(1.0, self.shared / max(1, len(self.jobs)))
-        job = min(self.jobs, key=lambda one: one[0]) if self.jobs else None  # type: ignore[arg-type, return-value]
-        ends = self.now + float(job[0]) / speed if job else float("inf")  # type: ignore[arg-type]
+        job = min(self.jobs, key=lambda one: one.seconds) if self.jobs else None
+        ends = math.inf if job is None else self.now + job.seconds / speed
         if self.events and self.events[0][0] <= ends:
             moment, _, action = heapq.heappop(self.events)
         else:
             assert job is not None, "the simulated run stands still"
-            moment, action = ends, job[1]  # type: ignore[assignment]
+            moment, action = ends, job.action
+            self.jobs.remove(job)
         passed = moment - self.now
         self.now = moment
         self.busy["learner"] += passed * self.learning
         self.busy["sampler"] += passed * (self.samplers - self.free_samplers)
         self.busy["sessions"] += passed * self.running
         for one in self.jobs:
-            one[0] = float(one[0]) - passed * speed  # type: ignore[arg-type]
-        if job is not None and action is job[1]:
-            self.jobs.remove(job)
+            one.seconds -= passed * speed
         action()
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
@@ -241,7 +249,7 @@ class _Simulation:
         if self.shared is None:
             self._after(seconds, action)
         else:
-            self.jobs.append([seconds, action])
+            self.jobs.append(_Job(seconds, action))
 
     # ------------------------------------------------------------------ sessions
 
