@@ -45,6 +45,7 @@ COMMANDS: Mapping[str, str | Group] = {
     "train": "palaestra.cli.train:train_command",
     "eval": "palaestra.cli.eval:eval_command",
     "demo": "palaestra.cli.demo:demo",
+    "plan": "palaestra.cli.plan:plan_command",
     "runs": Group(
         "Start, watch, stop, resume and compare runs of any trainer.",
         {

@@ -188,6 +188,17 @@ def test_gradient_checkpointing_changes_memory_and_no_number(build):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
 
 
+def test_with_gradient_checkpointing_replies_and_shared_prompts_still_see_what_came_before(build):
+    plain, thrifty = build(), build(gradient_checkpointing=True)
+    asked = [SampleRequest(requests(plain, 1)[0].prompt, seed=seed) for seed in range(4)]
+    answers = thrifty.sample(asked, max_new_tokens=5)
+    assert [one.text for one in answers] == [one.text for one in plain.sample(asked, max_new_tokens=5)]
+    turns = turns_of(asked, answers)
+    thrifty.log_probs(turns)  # with gradients, which recomputes
+    without = thrifty.log_probs(turns, grad=False)
+    np.testing.assert_allclose(torch.cat(by_turn(without)), np.concatenate([a.log_probs for a in answers]), atol=1e-4)
+
+
 def test_dropout_of_adapters_acts_on_what_is_learned_from_and_on_nothing_else(build):
     policy = build(lora_dropout=0.5)
     asked = requests(policy, 2)

@@ -60,6 +60,7 @@ class Network:
         self._tower_frozen = not any(p.requires_grad for name, p in model.named_parameters() if in_vision_tower(name))
         self._takes_features = "mm_encoder_outputs" in inspect.signature(model.base_model.forward).parameters
         self._dropouts = [part for name, part in model.named_modules() if "lora_dropout" in name]
+        self._recomputed = [part for part in model.modules() if getattr(part, "gradient_checkpointing", False)]
 
     @property
     def recomputes(self) -> bool:
@@ -153,6 +154,10 @@ class Network:
             images = {"mm_encoder_outputs": {"image": self._encode_pictures(pictures)}}
         elif pictures:
             images = {"pixel_values": self._pixels(pictures), "image_grid_thw": self._grid(pictures)}
+        for layer in self._recomputed:
+            # A layer that recomputes drops the cache, so only passes with gradients may switch it on. The layer checks
+            # its own flag; its sub-modules, such as dropout, stay in eval mode.
+            layer.training = torch.is_grad_enabled()
         out = self.model.base_model(
             input_ids=ids,
             attention_mask=mask,

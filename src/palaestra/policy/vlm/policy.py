@@ -334,18 +334,8 @@ def _make_trainable(model: Any, config: ModelConfig, seed: int) -> Any:
             weight.requires_grad_(not (config.freeze_vision and in_vision_tower(name)))
     model.eval()  # new adapters are in training mode
     if config.gradient_checkpointing:
-        _enable_gradient_checkpointing(model)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     return wrapped
-
-
-def _enable_gradient_checkpointing(model: Any) -> None:
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    for part in model.modules():
-        if isinstance(part, GradientCheckpointingLayer):
-            # The wrapper checks the flag of the layer itself; its sub-modules, such as dropout, stay in eval mode.
-            part.training = True
 
 
 def _token_rules(loaded: LoadedModel, network: Network, prompts: PromptWriter) -> TokenRules:
