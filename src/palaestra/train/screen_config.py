@@ -177,6 +177,9 @@ def _check_consistency(config: ScreenRunConfig) -> None:
             "Give the lowest return of an episode, then the highest",
         )
     check_environment(config.environment, group_size=size, actors=config.actor_pool.target_concurrent_actors)
+    if config.inference.backend == "server" and not config.model.use_lora:
+        reason = "engines take LoRA adapters, and model.use_lora is false"
+        raise ConfigError("inference.backend", "server", reason, "Set model.use_lora=true, or use backend: thread")
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
         remedy = "Add trainer.collection=asynchronous, or leave it out"
         raise ConfigError("inference.backend", "process", "has no benefit with synchronous collection", remedy)

@@ -68,6 +68,8 @@ def with_strong_effect(weights: Mapping[str, Tensor], scale: float) -> dict[str,
     """Weights with which the model answers very differently, the same ones each time."""
     generator = torch.Generator().manual_seed(20_230)
     return {
-        name: tensor + scale * torch.randn(tensor.shape, generator=generator).to(tensor) if ".lora_B." in name else tensor
+        name: tensor + scale * torch.randn(tensor.shape, generator=generator).to(tensor)
+        if ".lora_B." in name
+        else tensor
         for name, tensor in sorted(weights.items())
     }

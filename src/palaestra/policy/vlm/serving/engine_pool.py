@@ -1,8 +1,9 @@
 """`EnginePool`: several engines, the adapters they have, and what happens when one of them is lost.
 
-All turns of an episode go to one engine (rendezvous hashing), so that its prefix cache is used. An adapter is used after
-every engine has proven it with a probe, and unloaded when no request in flight uses it. A request whose connection
-breaks is sent again with the same seed. An engine that was lost comes back after it has proven the adapter again.
+All turns of an episode go to one engine (rendezvous hashing), so that its prefix cache is used. An adapter is used
+after every engine has proven it with a probe, and unloaded when no request in flight uses it. A request whose
+connection breaks is sent again with the same seed. An engine that was lost comes back after it has proven the adapter
+again.
 """
 
 from __future__ import annotations
@@ -90,7 +91,13 @@ class EnginePool:
     """Engines that serve the same model. Bound to one event loop."""
 
     def __init__(
-        self, engines: Sequence[Engine], config: InferenceConfig, probe: Probe, encoder: PromptEncoder, *, max_tokens: int
+        self,
+        engines: Sequence[Engine],
+        config: InferenceConfig,
+        probe: Probe,
+        encoder: PromptEncoder,
+        *,
+        max_tokens: int,
     ) -> None:
         self._engines, self._config, self._max_tokens = list(engines), config, max_tokens
         self._probe, self._encoder = probe, encoder

@@ -118,9 +118,7 @@ class Probe:
                 return trial
             scale *= 2
 
-    def _score(
-        self, weights: Mapping[str, Tensor], answers: Sequence[ProbeAnswer], temperature: float
-    ) -> list[float]:
+    def _score(self, weights: Mapping[str, Tensor], answers: Sequence[ProbeAnswer], temperature: float) -> list[float]:
         turns = [turn_input(one.prompt, _completion(one.reply), temperature=temperature) for one in answers]
         with self._lock, torch.no_grad():
             named = dict(self._network.named_parameters())

@@ -169,7 +169,9 @@ class ServerSampler:
         try:
             return export_adapter(self._policy.learner, weights, path)
         except OSError as error:
-            raise CollectorFailed(f"adapter {name} cannot be written to {self._directory} ({error.strerror}).") from None
+            raise CollectorFailed(
+                f"adapter {name} cannot be written to {self._directory} ({error.strerror})."
+            ) from None
 
     async def _answer(self, request: ReplyRequest, temperature: float) -> SampledReply:
         prompt = await asyncio.to_thread(self._policy.prompt, request.conversation)
