@@ -15,7 +15,7 @@ import logging
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -112,13 +112,18 @@ class EnginePool:
         self.notices: list[str] = []
         """What went wrong and was put right, in words."""
 
+    async def find_model(self) -> None:
+        """Find the name of the model on every engine; `ConfigError` if one does not answer or has no such model."""
+        for engine in self._engines:
+            with _as_config_error(engine):
+                self._choose_model(engine, await engine.list_models())
+
     async def check(self, trial: PublishedAdapter) -> None:
         """Prove that every engine serves the learner's model and uses the trial adapter; `ConfigError` if not."""
         weights = adapter_tensors(trial.exported.path)
         plain = without_effect(weights)
         for engine in self._engines:
-            try:
-                self._choose_model(engine, await engine.list_models())
+            with _as_config_error(engine):
                 await self._compare(engine, self._model, plain, {})
                 await self._load(engine, trial)
                 try:
@@ -126,11 +131,6 @@ class EnginePool:
                 finally:
                     with contextlib.suppress(EngineLost, EngineRefused):
                         await engine.unload_adapter(trial.name)
-            except EngineLost as error:
-                reason = f"the engine does not answer ({error})"
-                raise ConfigError("inference.urls", engine.url, reason, "Start it, or correct its address") from None
-            except EngineRefused as refusal:
-                raise ConfigError("inference.urls", engine.url, f"it {refusal.reason}", refusal.remedy) from None
 
     def _choose_model(self, engine: Engine, served: Sequence[str]) -> None:
         names = ", ".join(served)
@@ -347,6 +347,18 @@ class EnginePool:
             async with asyncio.timeout(CONNECT_S):
                 for adapter in self._published:
                     await self._unload(adapter)
+
+
+@contextlib.contextmanager
+def _as_config_error(engine: Engine) -> Iterator[None]:
+    """Before training, an engine that cannot be used is a wrong setting."""
+    try:
+        yield
+    except EngineLost as error:
+        reason = f"the engine does not answer ({error})"
+        raise ConfigError("inference.urls", engine.url, reason, "Start it, or correct its address") from None
+    except EngineRefused as refusal:
+        raise ConfigError("inference.urls", engine.url, f"it {refusal.reason}", refusal.remedy) from None
 
 
 def _rank(episode: str, url: str) -> bytes:

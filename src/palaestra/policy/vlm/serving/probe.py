@@ -31,7 +31,7 @@ from palaestra.sessions.screen import Size
 PROBE_TOKENS = 16
 """Maximum length of a reply to a probe."""
 PROBE_TEXTS = ("Click the button that says Continue.", "Type 17 Elm Street into the field, then press Enter.")
-PROBE_SCREEN = Size(320, 240)
+PROBE_SCREEN = Size(160, 120)
 STRONG_EFFECT = 20.0
 """The trial adapter changes log-probabilities by at least this many times the tolerance."""
 

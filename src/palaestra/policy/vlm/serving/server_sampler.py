@@ -108,6 +108,7 @@ class ServerSampler:
 
         `ConfigError` about the first engine that does not. `weights` are the trainable ones, of any value.
         """
+        self._wait(self._pool.find_model())
         # Not the learner's own adapter: a new one changes nothing, so that ignoring it would go unnoticed.
         exported = self._export("trial", self._trial_weights(adapter_weights(weights)))
         try:
