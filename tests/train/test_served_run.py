@@ -8,6 +8,7 @@ from tests.train.test_screen_loop import config, gateway, learned, steps_of
 
 from palaestra.errors import CollectorFailed, ConfigError
 from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.files.run_directory import RunDirectory
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.policy.vlm.serving.small_server import SmallServer
 from palaestra.train.screens import train_screens
@@ -65,9 +66,10 @@ def test_an_engine_that_turns_to_the_old_adapter_fails_the_run_with_a_checkpoint
     with pytest.raises(CollectorFailed, match=r"answers with the adapter of version 1\. Version 2 is refused"):
         train_screens(settings, root=tmp_path, run_id="old")
     assert server.adapters == []
+    assert RunDirectory.find("old", tmp_path).latest_checkpoint().name == "update_00000002"
     server._load_adapter = real
     server.fault = ""
-    resumed = train_screens(settings, root=tmp_path, run_id="-", resume=tmp_path / "old")
+    resumed = train_screens(settings, root=tmp_path, run_id="-", resume=RunDirectory.find("old", tmp_path))
     assert resumed.final["update"] == 3
 
 
@@ -84,8 +86,8 @@ def test_an_engine_that_dies_in_a_batch_fails_the_run_in_words_and_nothing_is_le
     with pytest.raises(CollectorFailed, match=r"no inference engine has answered for 0\.1 s"):
         train_screens(served(gateway, server), root=tmp_path, run_id="dies")
     assert not [thread for thread in threading.enumerate() if thread.name == "palaestra-engines"]
-    # The first update is in the checkpoint.
-    assert load_checkpoint(next(iter(sorted((tmp_path / "dies").rglob("checkpoints/*"))[-1:]))).progress["updates"] >= 0
+    # The first update is not lost.
+    assert RunDirectory.find("dies", tmp_path).latest_checkpoint().name == "update_00000001"
 
 
 @pytest.mark.parametrize(
