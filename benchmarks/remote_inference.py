@@ -51,7 +51,7 @@ def main():
     given = parser.parse_args()
     torch.set_num_threads(1)
     policy = TextPolicy(given.model, dtype=getattr(torch, given.dtype))
-    settings = InferenceConfig(backend="server", urls=given.url, probe_tolerance=0.1)
+    settings = InferenceConfig(backend="server", urls=given.url)
     with ServerSampler(policy, settings, temperature=1.0, max_new_tokens=TOKENS) as sampler:
         began = time.perf_counter()
         sampler.check(policy.weights())

@@ -37,16 +37,16 @@ def test_a_trained_adapter_answers_with_the_learners_log_probabilities(text_engi
         sampler.publish(1, policy.weights())
         requests = [question(number, seed=number) for number in range(8)]
         before = sampler.sample(requests, temperature=0.7)
-        assert difference(policy, before, 0.7).mean() < 0.05
+        assert difference(policy, before, 0.7).mean() < 0.1
         means = policy.learn(before[:2], steps=6, learning_rate=2e-3)
         assert means[-1] > means[0] + 0.2
         sampler.publish(2, policy.weights())
-        assert sampler.counts.probe.difference < 0.05
+        assert sampler.counts.probe.difference < 0.1
         after = sampler.sample(requests, temperature=0.7)
         assert {version for one in after for version in one.completion.versions.tolist()} == {2}
-        assert difference(policy, after, 0.7).mean() < 0.05
+        assert difference(policy, after, 0.7).mean() < 0.1
         # The old replies are more likely now: the learner's weights have moved by more than the tolerance.
-        assert difference(policy, before, 0.7).mean() > 0.05
+        assert difference(policy, before, 0.7).mean() > 0.1
 
 
 def test_a_version_whose_file_is_not_the_learners_is_refused(text_engine, policy, monkeypatch):

@@ -55,7 +55,7 @@ class TextPolicy:
             optimiser.zero_grad()
             (-mean).backward()
             optimiser.step()
-            means.append(float(mean))
+            means.append(float(mean.detach()))
         return means
 
     def _score(self, replies, temperature):

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     import aiohttp
 
 CONNECT_S = 10.0
-"""Time limit of a connection, and of a question that needs no computation."""
+"""Time limit of a connection."""
+ANSWER_S = 30.0
+"""Time limit of a question that needs no computation; a busy engine takes seconds."""
 LEAST_LOG_PROB = -9000.0
 """vLLM returns -9999 for a log-probability that is minus infinity or not a number."""
 FORBID = -100.0
@@ -120,7 +122,7 @@ class Engine:
 
     async def list_models(self) -> list[str]:
         """Names of the models it serves, without adapters."""
-        listed = await self._call("GET", "/v1/models", timeout_s=CONNECT_S)
+        listed = await self._call("GET", "/v1/models", timeout_s=ANSWER_S)
         try:
             return [str(one["id"]) for one in listed["data"] if one.get("parent") is None]
         except (KeyError, TypeError, AttributeError):
@@ -144,7 +146,7 @@ class Engine:
 
     async def unload_adapter(self, name: str) -> None:
         """Unload an adapter that no request uses."""
-        await self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=CONNECT_S)
+        await self._call("POST", "/v1/unload_lora_adapter", {"lora_name": name}, timeout_s=ANSWER_S)
 
     async def answers(self) -> bool:
         """Whether it answers at all."""

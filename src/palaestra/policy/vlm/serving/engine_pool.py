@@ -26,7 +26,7 @@ from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.vlm.sampler import InferenceConfig
 from palaestra.policy.vlm.serving.adapter_export import ExportedAdapter, without_effect
 from palaestra.policy.vlm.serving.engine import (
-    CONNECT_S,
+    ANSWER_S,
     Engine,
     EngineLost,
     EngineRefused,
@@ -344,7 +344,7 @@ class EnginePool:
     async def close(self) -> None:
         """Unload every adapter; engines that do not answer keep theirs."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(CONNECT_S):
+            async with asyncio.timeout(ANSWER_S):
                 for adapter in self._published:
                     await self._unload(adapter)
 

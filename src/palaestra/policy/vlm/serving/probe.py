@@ -32,6 +32,8 @@ PROBE_TOKENS = 16
 """Maximum length of a reply to a probe."""
 PROBE_TEXTS = ("Click the button that says Continue.", "Type 17 Elm Street into the field, then press Enter.")
 PROBE_SCREEN = Size(160, 120)
+ROUNDING = 2.0
+"""Up to this many times the tolerance, a difference may be the rounding of another precision."""
 STRONG_EFFECT = 20.0
 """The trial adapter changes log-probabilities by at least this many times the tolerance."""
 
@@ -101,6 +103,10 @@ class Probe:
             return (
                 f"the engine returns log-probabilities from before the temperature {self.temperature:g}; start it "
                 "with --logprobs-mode processed_logprobs"
+            )
+        if mean_difference(self._score(weights, answers, self.temperature), theirs) <= ROUNDING * self.tolerance:
+            return (
+                "rounding alone may explain so little: start it with the --dtype of the learner, or raise the tolerance"
             )
         return "the engine serves another model, other weights or pictures that it prepares differently"
 

@@ -66,7 +66,7 @@ class ServerSampler:
         self._tag = secrets.token_hex(3)
         """Part of the names of our adapters: other runs may use the same engines."""
         self._directory = _make_directory(config.adapter_directory)
-        self._answers: OrderedDict[str, asyncio.Task[SampledReply]] = OrderedDict()
+        self._answers: OrderedDict[str, asyncio.Task[Completion]] = OrderedDict()
         self._closed = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="palaestra-engines", daemon=True)
@@ -193,16 +193,16 @@ class ServerSampler:
                 while len(self._answers) > ANSWERS_KEPT and next(iter(self._answers.values())).done():
                     self._answers.popitem(last=False)
             # Shielded: another actor may wait for the same answer, and a request that comes again finds it.
-            return await asyncio.shield(task)
+            return SampledReply(prompt, await asyncio.shield(task))
 
-    def _forget_failure(self, key: str, task: asyncio.Task[SampledReply]) -> None:
+    def _forget_failure(self, key: str, task: asyncio.Task[Completion]) -> None:
         if task.cancelled() or task.exception() is not None:
             self._answers.pop(key, None)
 
-    async def _sample(self, request: EngineRequest, adapter: PublishedAdapter, temperature: float) -> SampledReply:
+    async def _sample(self, request: EngineRequest, adapter: PublishedAdapter, temperature: float) -> Completion:
         reply = await self._pool.sample(request, adapter, temperature=temperature)
         count = len(reply.token_ids)
-        completion = Completion(
+        return Completion(
             token_ids=np.array(reply.token_ids, np.int32),
             # A greedy token has probability 1 under the distribution it was taken from.
             log_probs=np.array(reply.log_probs if temperature else [0.0] * count, np.float32),
@@ -211,7 +211,6 @@ class ServerSampler:
             ended=reply.token_ids[-1] in self._policy.rules.ends,
             fingerprint=adapter.exported.fingerprint,
         )
-        return SampledReply(request.prompt, completion)
 
     async def _shut_down(self) -> None:
         current = asyncio.current_task()
