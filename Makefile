@@ -8,7 +8,7 @@ export PYTHONHASHSEED  ?= 0
 QT_LIBRARIES := libegl1 libgl1 libx11-6 libxkbcommon0 libfontconfig1 libfreetype6 libglib2.0-0 libdbus-1-3 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes check fmt bench bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
+.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes test-vllm check fmt bench bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
 
 help:           ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ test-slow: setup    ## run learning curves and other tests that take minutes
 
 test-kubernetes: setup  ## test pods on the cluster of $KUBECONFIG, or on a local API server
 	$(BIN)/pytest -m kubernetes -q tests/kubernetes
+
+test-vllm: setup  ## test sampling with the vLLM of $PALAESTRA_VLLM_PYTHON, or of $PALAESTRA_VLLM_URL
+	$(BIN)/pytest -m vllm -q tests/vllm
 
 check: setup    ## check format, lint, types and import direction
 	$(BIN)/ruff format --check .

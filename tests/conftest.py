@@ -20,6 +20,6 @@ def pytest_configure():
 def pytest_collection_modifyitems(items):
     """Give tests that take minutes a limit of their own; `timeout` in pyproject.toml is for the fast ones."""
     for item in items:
-        is_slow = item.get_closest_marker("slow") or item.get_closest_marker("kubernetes")
+        is_slow = any(item.get_closest_marker(name) for name in ("slow", "kubernetes", "vllm"))
         if is_slow and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_TEST_TIMEOUT_S))

@@ -3,15 +3,16 @@
 import asyncio
 import contextlib
 import threading
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 
-from palaestra.actor.inference import BatchedInference
+from palaestra.actor.inference import BatchedInference, ConcurrentInference
 from palaestra.policy.vlm.generation import Completion
 from palaestra.policy.vlm.picture import Picture
 from palaestra.policy.vlm.prompt import Conversation, Prompt
-from palaestra.policy.vlm.sampler import ReplyRequest, SampledReply
+from palaestra.policy.vlm.sampler import ConcurrentSampler, ReplyRequest, SampledReply
 
 PICTURE = Picture(b"", (16, 16))
 
@@ -193,3 +194,47 @@ def test_closing_leaves_nobody_waiting():
                     await asked
 
     scene(play)
+
+
+class Concurrent(Echo):
+    """Takes requests one by one, and answers when it is told to."""
+
+    def __init__(self):
+        super().__init__()
+        self.under_way = {}
+
+    def submit(self, asked, *, temperature):
+        self.under_way[asked.seed] = Future()
+        return self.under_way[asked.seed]
+
+
+def test_a_sampler_that_batches_by_itself_gets_every_request_at_once_and_answers_in_its_own_order():
+    async def play():
+        sampler = Concurrent()
+        assert isinstance(sampler, ConcurrentSampler)
+        inference = ConcurrentInference(sampler, temperature=1.0)
+        asked = asyncio.create_task(texts(inference, 1, 2, 3))
+        while len(sampler.under_way) < 3:
+            await asyncio.sleep(0)
+        for seed in (3, 1, 2):
+            sampler.under_way[seed].set_result(sampler.one(question(seed)))
+        assert await asked == ["1", "2", "3"]
+        assert inference.busy_seconds > 0
+        await inference.close()
+
+    asyncio.run(play())
+
+
+def test_closing_withdraws_the_requests_that_are_under_way():
+    async def play():
+        sampler = Concurrent()
+        inference = ConcurrentInference(sampler, temperature=1.0)
+        asked = asyncio.create_task(texts(inference, 1))
+        while not sampler.under_way:
+            await asyncio.sleep(0)
+        await inference.close()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+        assert sampler.under_way[1].cancelled()
+
+    asyncio.run(play())

@@ -115,7 +115,8 @@ class _VlmDialogue:
         self._screens[screen.sha256] = screen
         system = self._grammar.codec.system_prompt(frame) if self._grammar.in_prompt else ""
         conversation = Conversation(system, self._spec.instruction, tuple(self._past), picture)
-        answer = await self._sample_reply(ReplyRequest(conversation, _turn_seed(self._seed, len(self._past))))
+        seed = _turn_seed(self._seed, len(self._past))
+        answer = await self._sample_reply(ReplyRequest(conversation, seed, episode=f"{self._seed:x}"))
         prompt, sampled = answer.prompt, answer.completion
         read = self._reader.read(sampled.text, frame)
         self._past.append(PastTurn(picture, sampled.token_ids, sampled.text))

@@ -2,7 +2,8 @@
 
 A batch starts when the sampler is free and enough actors wait, or shortly after the first request. In lockstep a batch
 waits for every running actor, so that the same seeds give the same batches and the same numbers. Weights change between
-batches, never within one. `start_rollout_workers` connects sessions, agents and a sampler.
+batches, never within one. A sampler that batches by itself, such as one of inference engines, gets every request at
+once instead (`ConcurrentInference`). `start_rollout_workers` connects sessions, agents and a sampler.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from palaestra.actor.agent import VlmAgent
 from palaestra.actor.task_runner import ActorConfig, Play, TaskRunner
 from palaestra.experience.trajectory import Trajectory
 from palaestra.policy.codecs.grammar import ActionGrammar
-from palaestra.policy.vlm.sampler import ReplyRequest, ReplySampler, SampledReply
+from palaestra.policy.vlm.sampler import ConcurrentSampler, ReplyRequest, ReplySampler, SampledReply
 from palaestra.sessions.clients.provider import SessionProvider
 
 STUCK_S = 5.0
@@ -128,12 +129,50 @@ class BatchedInference:
         return batch
 
 
+class ConcurrentInference:
+    """Sends each request to a sampler that batches by itself, at once. Bound to one event loop."""
+
+    def __init__(self, sampler: ConcurrentSampler, *, temperature: float) -> None:
+        self._sampler, self._temperature = sampler, temperature
+        self._in_flight: set[asyncio.Future[SampledReply]] = set()
+        self._busy_since = 0.0
+        self._busy_s = 0.0
+
+    @property
+    def busy_seconds(self) -> float:
+        """Total time with a request in flight."""
+        return self._busy_s + (time.perf_counter() - self._busy_since if self._in_flight else 0.0)
+
+    def set_num_actors(self, count: int) -> None:
+        """Do nothing: no request waits for another."""
+
+    async def sample_reply(self, request: ReplyRequest) -> SampledReply:
+        """Sample a reply to a request."""
+        if not self._in_flight:
+            self._busy_since = time.perf_counter()
+        future = asyncio.wrap_future(self._sampler.submit(request, temperature=self._temperature))
+        self._in_flight.add(future)
+        try:
+            return await future
+        finally:
+            self._in_flight.discard(future)
+            if not self._in_flight:
+                self._busy_s += time.perf_counter() - self._busy_since
+
+    async def close(self) -> None:
+        """Cancel all requests."""
+        in_flight = list(self._in_flight)
+        for future in in_flight:
+            future.cancel()
+        await asyncio.gather(*in_flight, return_exceptions=True)
+
+
 @dataclass(frozen=True)
 class RolloutWorkers:
     """The components that play episodes."""
 
     play: Play
-    inference: BatchedInference
+    inference: BatchedInference | ConcurrentInference
 
 
 @contextlib.asynccontextmanager
@@ -153,7 +192,11 @@ async def start_rollout_workers(
     `on_failed_attempt` is called with the trajectory of every failed attempt that is retried.
     """
     temperature = config.temperature if temperature is None else temperature
-    inference = BatchedInference(sampler, temperature=temperature, max_batch=max_batch, lockstep=lockstep)
+    inference: BatchedInference | ConcurrentInference
+    if isinstance(sampler, ConcurrentSampler):
+        inference = ConcurrentInference(sampler, temperature=temperature)
+    else:
+        inference = BatchedInference(sampler, temperature=temperature, max_batch=max_batch, lockstep=lockstep)
     agent = VlmAgent(inference.sample_reply, grammar, temperature=temperature)
     try:
         yield RolloutWorkers(

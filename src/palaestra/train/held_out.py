@@ -14,7 +14,7 @@ from palaestra.experience.trajectory import Trajectory
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.learner.trajectories.reward import reward_warnings
 from palaestra.policy.vlm import VLMPolicy
-from palaestra.policy.vlm.sampler import LocalSampler
+from palaestra.policy.vlm.sampler import LocalSampler, ReplySampler
 from palaestra.sessions.clients.provider import SessionAddress, load_tasks, open_provider
 from palaestra.sessions.task_sampler import held_out
 from palaestra.train.screen_config import ScreenRunConfig, screen_config_from
@@ -50,8 +50,12 @@ def play_held_out(
     greedy: bool | None = None,
     samples: int = 1,
     on_finished: Callable[[Trajectory], None] = lambda trajectory: None,
+    sampler: ReplySampler | None = None,
 ) -> list[Trajectory]:
-    """Play `episodes` held-out tasks from number `first` on, each `samples` times, with the published weights."""
+    """Play `episodes` held-out tasks from number `first` on, each `samples` times, with the published weights.
+
+    `sampler` samples the replies; by default the policy in this process.
+    """
     drawn = held_out(config.tasks, episodes, first=first)
     requests = [
         EpisodeRequest(f"h{number:06d}.{sample}", task, seed=number * 1009 + sample, key=choice.key)
@@ -59,12 +63,12 @@ def play_held_out(
         for sample in range(samples)
     ]
     greedy = config.evaluation.greedy if greedy is None else greedy
-    sampler = LocalSampler(policy, threads=config.inference.torch_threads)
+    used = LocalSampler(policy, threads=config.inference.torch_threads) if sampler is None else sampler
 
     async def play() -> list[Trajectory]:
         async with start_rollout_workers(
             open_provider(config.environment, address, session_type=config.actor.session_type),
-            sampler,
+            used,
             policy.grammar,
             config.actor,
             max_batch=config.inference.max_batch,

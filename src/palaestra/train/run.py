@@ -66,7 +66,12 @@ def run_updates(
             source.requeue(batch)
             raise
         # Publish first: a collector that gets a free slot must find the new weights.
-        publisher.publish(learner.version, learner.weights())
+        try:
+            publisher.publish(learner.version, learner.weights())
+        except CollectorFailed:
+            # The update is made; a resumed run must not make it again, and publishes it first.
+            source.release(batch, learner.version)
+            raise
         source.release(batch, learner.version)
         timing = Timing(waited, time.perf_counter() - began)
         yield Update(batch, metrics | source.metrics(batch, timing))

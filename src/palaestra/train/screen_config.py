@@ -189,6 +189,9 @@ def _check_consistency(config: ScreenRunConfig) -> None:
     if config.trainer.fsdp_dtype != "float32" and config.trainer.sharding != "fsdp":
         reason, remedy = "has no effect without trainer.sharding=fsdp", "Add trainer.sharding=fsdp, or leave it out"
         raise ConfigError("trainer.fsdp_dtype", config.trainer.fsdp_dtype, reason, remedy)
+    if config.inference.backend == "server" and not config.model.use_lora:
+        reason = "engines take LoRA adapters, and model.use_lora is false"
+        raise ConfigError("inference.backend", "server", reason, "Set model.use_lora=true, or use backend: thread")
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
         remedy = "Add trainer.collection=asynchronous, or leave it out"
         raise ConfigError("inference.backend", "process", "has no benefit with synchronous collection", remedy)

@@ -31,8 +31,10 @@ from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.learner.checkpoint import TrainingCheckpoint
 from palaestra.learner.trajectories.learner import TrajectoryLearner
 from palaestra.learner.trajectories.proof import Reason
+from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.module_policy import as_vlm_policy
 from palaestra.policy.vlm.sampler import LocalSampler, ProcessSampler, ReplySampler
+from palaestra.policy.vlm.serving.server_sampler import ServerSampler
 from palaestra.sessions.clients.provider import SessionAddress, find_sessions, open_provider
 from palaestra.sessions.task_sampler import TaskSampler
 from palaestra.telemetry import EpisodeSummary, Telemetry
@@ -50,25 +52,26 @@ ARCHIVE_TRIM_INTERVAL = 20
 
 
 class SamplerPublisher(WeightPublisher[Mapping[str, Tensor]]):
-    """Publishes weights to the acting copy in this process, and to a sampler process."""
+    """Publishes weights to the acting copy in this process, and to a sampler process or inference engines."""
 
-    def __init__(self, policy: Any, process: ProcessSampler | None) -> None:
-        self._policy, self._process = policy, process
+    def __init__(self, policy: Any, remote: ProcessSampler | ServerSampler | None) -> None:
+        self._policy, self._remote = policy, remote
         self._published: int | None = None
 
     def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
         """Use the weights from the next batch of replies on."""
         if self._published is not None and version <= self._published:
             return
+        if self._remote is not None:
+            # Engines may refuse a version; then nothing acts with it.
+            self._remote.publish(version, weights)
         self._published = version
         self._policy.publish(version)
-        if self._process is not None:
-            self._process.publish(version, weights)
 
     def close(self) -> None:
-        """Stop the sampler process."""
-        if self._process is not None:
-            self._process.close()
+        """Stop the sampler process, or unload the adapters of the engines."""
+        if self._remote is not None:
+            self._remote.close()
 
 
 class _ScreenRun:
@@ -76,7 +79,14 @@ class _ScreenRun:
 
     kind: Kind = "screens"
 
-    def __init__(self, config: ScreenRunConfig, policy: Any, address: SessionAddress, warnings: Sequence[str]) -> None:
+    def __init__(
+        self,
+        config: ScreenRunConfig,
+        policy: Any,
+        address: SessionAddress,
+        warnings: Sequence[str],
+        server: ServerSampler | None = None,
+    ) -> None:
         t = config.trainer
         algorithm = make_algorithm(config.algorithm, "trajectories")
         if algorithm.needs_reference and not config.model.use_lora:
@@ -88,7 +98,7 @@ class _ScreenRun:
             algorithm,
             t,
             lora=config.model.use_lora,
-            proof=config.proof,
+            proof=config.proof.loosen_for_engines() if config.inference.backend == "server" else config.proof,
             replay=config.replay,
             reward=config.reward,
             temperature=config.actor.temperature,
@@ -111,7 +121,8 @@ class _ScreenRun:
         if self._ranks.size > 1:
             self.source = FirstRankEpisodes(self.source, self._ranks)
         self._process: ProcessSampler | None = None
-        self.publisher = SamplerPublisher(policy, None)
+        self._server = server
+        self.publisher = SamplerPublisher(policy, server)
         self._failures_reported = 0
         self._archive: TrajectoryArchive | None = None
         score = "eval_success_rate" if t.eval_every else "success_rate"
@@ -137,6 +148,8 @@ class _ScreenRun:
 
     def _start_sampler(self) -> ReplySampler:
         c = self._config
+        if self._server is not None:
+            return self._server
         if c.inference.backend == "thread":
             return LocalSampler(self._policy, threads=c.inference.torch_threads)
         device = c.model.device if c.inference.device is None else c.inference.device
@@ -211,7 +224,8 @@ class _ScreenRun:
 
     def evaluate(self) -> dict[str, float]:
         """Success rate and return on held-out seeds."""
-        played = play_held_out(self._config, self._policy, self._address, episodes=self._config.evaluation.episodes)
+        episodes = self._config.evaluation.episodes
+        played = play_held_out(self._config, self._policy, self._address, episodes=episodes, sampler=self._server)
         scores = ScreenEvaluation.from_episodes(played).overall
         if scores.success_rate is None or scores.mean_return is None:
             return {}
@@ -240,6 +254,11 @@ class _ScreenRun:
             metrics["sampler_restarts"] = float(len(failures))
             texts += [f"A sampler process was replaced: {text}." for text in failures[self._failures_reported :]]
             self._failures_reported = len(failures)
+        if self._server is not None:
+            metrics |= self._server.counts.metrics()
+            notices = self._server.notices
+            texts += [f"{text[0].upper()}{text[1:]}." for text in notices[self._failures_reported :]]
+            self._failures_reported = len(notices)
         if self._archive is not None and self.source.progress.updates % ARCHIVE_TRIM_INTERVAL == 0:
             self._archive.keep(self._config.trajectories_kept)
         return texts
@@ -255,6 +274,16 @@ class _ScreenRun:
         return "every group succeeded or failed as a whole, or nothing was accepted"
 
 
+def _open_engines(config: ScreenRunConfig, policy: VLMPolicy, stack: ExitStack) -> ServerSampler:
+    """Connect to the inference engines and check them; `ConfigError` about the first that cannot be used."""
+    server = ServerSampler(
+        policy, config.inference, temperature=config.actor.temperature, max_new_tokens=config.model.max_new_tokens
+    )
+    stack.callback(server.close)
+    server.check(policy.trainable_state())
+    return server
+
+
 def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) -> TrainingResult:
     """Train a model on the tasks of a configuration. The other arguments are those of `palaestra.train.run.train`.
 
@@ -265,18 +294,20 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
     def build(stack: ExitStack) -> RunComponents:
         torch.set_num_threads(config.trainer.torch_threads)
         model = build_policy(config) if policy is None else as_vlm_policy(policy, codec=config.actor.codec)
-        if policy is not None and config.inference.backend == "process":
-            raise ConfigError(
-                "inference.backend",
-                "process",
-                "a sampler process builds its model from the configuration, and a policy was given",
-                "Use inference.backend=thread",
-            )
+        backend = config.inference.backend
+        if policy is not None and (backend == "process" or (backend == "server" and not isinstance(model, VLMPolicy))):
+            reason = "a sampler outside of this process needs the model of the configuration, and a policy was given"
+            raise ConfigError("inference.backend", backend, reason, "Use inference.backend=thread")
         ranks = current_ranks()
+        if backend == "server" and is_divided(config, ranks):
+            reason = "the probe of an adapter needs the whole model in the first process, and fsdp divides it"
+            raise ConfigError("inference.backend", "server", reason, "Use trainer.sharding=ddp")
         place_sampler(config, model, ranks)
         divide_model(config, model, ranks)
+        server: ServerSampler | None = None
 
         def connect() -> tuple[SessionAddress, list[str]] | None:
+            nonlocal server
             if not ranks.is_first:
                 return None
             address = find_sessions(
@@ -285,9 +316,11 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
                 actors=config.actor_pool.target_concurrent_actors,
                 session_type=config.actor.session_type,
             )
+            if backend == "server":
+                server = _open_engines(config, model, stack)
             return address, check_tasks(config, address)
 
         address, warnings = cast(tuple[SessionAddress, list[str]], ranks.broadcast(ranks.run(connect)))
-        return _ScreenRun(config, model, address, warnings)
+        return _ScreenRun(config, model, address, warnings, server)
 
     return run(config, build, **where)

@@ -42,9 +42,11 @@ class ProofConfig(Section):
     mean_disagreement: float | None = Field(default=None, gt=0, le=1e6)
     """Maximum mean difference (nats) of a batch between recorded log-probabilities and those of the recorded weights;
     four times as much for a single episode. null: 0.002 in float32, where identical code stays below 1e-5, and 0.05
-    in half precision, where it reaches about 0.01. A high value hides a broken weight transfer."""
+    in half precision, where it reaches about 0.01, and with inference.backend: server. A high value hides a broken
+    weight transfer."""
     max_disagreement: float | None = Field(default=None, gt=0, le=1e6)
-    """Maximum difference of a single token; unlikely tokens differ most. null: 0.1 in float32, 1 in half precision."""
+    """Maximum difference of a single token; unlikely tokens differ most. null: 0.1 in float32, 1 in half precision
+    and with inference.backend: server."""
     checked_turns: int | None = Field(default=None, ge=1)
     """Number of turns per update that are compared with the weights that sampled them, evenly spaced; null: all. With
     one step per batch and no dropout, turns of the present version are all compared in the training pass, at no cost.
@@ -54,6 +56,11 @@ class ProofConfig(Section):
     foreign_weights: bool = False
     """Accept episodes of weights that this learner did not publish, such as the archive of another run, or files
     without a fingerprint. Their log-probabilities are not checked (`unchecked_share`) and count as stale."""
+
+    def loosen_for_engines(self) -> ProofConfig:
+        """The same with the bounds of half precision where none is given: inference engines round differently."""
+        mean, largest = self.bounds(half_precision=True)
+        return self.model_copy(update={"mean_disagreement": mean, "max_disagreement": largest})
 
     def bounds(self, *, half_precision: bool) -> tuple[float, float]:
         """Maximum mean difference of a batch, and maximum difference of a token."""

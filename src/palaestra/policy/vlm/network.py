@@ -26,6 +26,9 @@ from palaestra.policy.vlm.picture import LRUCache, Picture, PicturePreprocessor
 from palaestra.policy.vlm.prompt import Ints, Prompt
 from palaestra.policy.weight_sync import copy_weights, whole_tensor
 
+NO_TOKEN = -1
+"""In place of the image token of a model that takes text only."""
+
 ImageFeatures = tuple[Tensor, ...]
 """The vision tower's output for one picture: its tokens, then those for deeper layers where a family has them."""
 
@@ -49,7 +52,7 @@ class Network:
         self.sharded = False
         """Whether several processes have a part of the weights each; each forward pass is then an exchange."""
         text = model.config.get_text_config()
-        self.image_token = int(model.config.image_token_id)
+        self.image_token = int(getattr(model.config, "image_token_id", NO_TOKEN))
         self.vocabulary = int(text.vocab_size)
         self.max_length = int(text.max_position_embeddings)
         self._softcap = getattr(text, "final_logit_softcapping", None)

@@ -105,7 +105,8 @@ class PicturePreprocessor:
             self.cache.put(picture.key, patches, patches.nbytes)
         return patches
 
-    def _cut_patches(self, picture: Picture) -> Tensor:
+    def resize(self, picture: Picture) -> Any:
+        """The picture at the size at which the model sees it, as a PIL image."""
         from PIL import Image, UnidentifiedImageError
 
         self.count_tokens(picture.size)
@@ -114,7 +115,9 @@ class PicturePreprocessor:
                 image = file.convert("RGB")
         except (OSError, UnidentifiedImageError, Image.DecompressionBombError) as error:
             raise ExperienceError(f"picture {picture.sha256[:12]} cannot be read ({error}).") from None
-        if image.size != picture.size:
-            image = image.resize(picture.size, Image.Resampling.BICUBIC)
-        pixels: Tensor = self.image_processor(images=[image], do_resize=False, return_tensors="pt")["pixel_values"]
+        return image if image.size == picture.size else image.resize(picture.size, Image.Resampling.BICUBIC)
+
+    def _cut_patches(self, picture: Picture) -> Tensor:
+        images = [self.resize(picture)]
+        pixels: Tensor = self.image_processor(images=images, do_resize=False, return_tensors="pt")["pixel_values"]
         return pixels

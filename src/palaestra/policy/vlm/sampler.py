@@ -1,4 +1,7 @@
-"""Samplers: replies to batches of conversations, from a policy in this process or in a child process."""
+"""Samplers: replies to batches of conversations, from a policy in this process or in a child process.
+
+`palaestra.policy.vlm.serving` has the sampler for inference engines.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +9,21 @@ import contextlib
 import logging
 import multiprocessing
 import os
+import re
 import signal
 import threading
 import traceback
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, Literal, Protocol
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self, runtime_checkable
+from urllib.parse import urlsplit
 
 import numpy.typing as npt
 import torch
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor
 
 from palaestra.config import Section
@@ -41,9 +48,9 @@ class InferenceConfig(Section):
 
     max_batch: int = Field(default=64, ge=1)
     """Maximum replies per batch. Larger is faster until memory is full."""
-    backend: Literal["thread", "process"] = "thread"
-    """`thread` shares the frozen weights with the learner; `process` uses its own copy and CPU core. Only
-    asynchronous collection benefits from `process`."""
+    backend: Literal["thread", "process", "server"] = "thread"
+    """`thread` shares the frozen weights with the learner; `process` uses its own copy and CPU core, which only
+    asynchronous collection benefits from; `server` sends every request to the inference engines of `urls`."""
     device: str | None = None
     """Device that samples: `cpu`, `cuda:1`, …; null: that of the learner, `model.device`. On another device the sampler
     has a copy of all weights."""
@@ -51,6 +58,55 @@ class InferenceConfig(Section):
     """Number of torch threads for sampling."""
     restarts: int = Field(default=3, ge=0)
     """`process`: maximum consecutive restarts of a sampler process that died, without a reply in between."""
+    urls: tuple[str, ...] = ()
+    """`server`: addresses of the engines, such as `http://127.0.0.1:8000`. An episode stays with one engine, so that
+    its prefix cache is used; the episodes of an engine that is lost move to another one."""
+    model: str | None = None
+    """`server`: name under which the engines serve the model of `model.name`. null: the only one they serve."""
+    api_key_file: Path | None = None
+    """`server`: file with the key of the engines. null: that of PALAESTRA_INFERENCE_API_KEY, if it is set."""
+    adapter_directory: Path | None = None
+    """`server`: directory for published adapters, which this machine and the engines see under the same path. null: a
+    temporary directory, which is enough for engines on this machine."""
+    probe_tolerance: float = Field(default=0.1, gt=0, le=100)
+    """`server`: maximum mean difference (nats) between the log-probabilities of an engine and those of the learner for
+    the same tokens. In float32 they differ by 1e-6; a small model in bfloat16 differs by 0.03 to 0.05 from a learner in
+    float32, large ones by less. A high value hides a broken weight transfer."""
+    max_concurrency: int = Field(default=64, ge=1)
+    """`server`: maximum requests in flight; the engines batch them continuously."""
+    request_timeout_s: float = Field(default=300.0, gt=0)
+    """`server`: time limit of one reply, and of loading an adapter."""
+    retries: int = Field(default=3, ge=0)
+    """`server`: how many times a request is sent again, with the same seed, to engines that answer other requests."""
+    unreachable_s: float = Field(default=60.0, ge=0)
+    """`server`: how long to wait for an engine to come back when none answers. After that training fails, with a
+    checkpoint."""
+
+    @field_validator("urls", mode="before")
+    @classmethod
+    def _accept_single_url(cls, given: Any) -> Any:
+        return (given,) if isinstance(given, str) else given
+
+    @field_validator("urls")
+    @classmethod
+    def _check_urls(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        urls = tuple(url.rstrip("/").removesuffix("/v1") for url in given)
+        for url in urls:
+            if not re.match(r"https?://[^/\s]", url):
+                raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
+            if "@" in urlsplit(url).netloc:
+                raise ValueError("holds a user or password, which would be stored with the run: use api_key_file")
+        if len(set(urls)) != len(urls):
+            raise ValueError("names an engine twice")
+        return urls
+
+    @model_validator(mode="after")
+    def _server_has_urls(self) -> Self:
+        if self.backend == "server" and not self.urls:
+            raise ValueError("backend: server needs urls, the addresses of the engines")
+        if self.backend != "server" and self.urls:
+            raise ValueError("urls counts only with backend: server")
+        return self
 
     @field_validator("device", mode="before")
     @classmethod
@@ -66,6 +122,8 @@ class ReplyRequest:
 
     conversation: Conversation
     seed: int
+    episode: str = ""
+    """Requests of one episode have the same name; they are sent to the same engine."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +139,14 @@ class ReplySampler(Protocol):
 
     def sample(self, requests: Sequence[ReplyRequest], *, temperature: float) -> list[SampledReply]:
         """Sample a reply to each request, in one batch. Blocks until all are done."""
+
+
+@runtime_checkable
+class ConcurrentSampler(ReplySampler, Protocol):
+    """A sampler that takes requests one by one at any time and batches them itself."""
+
+    def submit(self, request: ReplyRequest, *, temperature: float) -> Future[SampledReply]:
+        """Start sampling a reply. Cancelling the future withdraws the request."""
 
 
 def sample_replies(policy: Any, requests: Sequence[ReplyRequest], temperature: float) -> list[SampledReply]:
