@@ -26,6 +26,7 @@ from palaestra.sessions.environment_config import EnvironmentConfig, check_envir
 from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice
 from palaestra.telemetry import TelemetryConfig
 from palaestra.train.config import make_algorithm, read_algorithm
+from palaestra.transport.ray_cluster import ActorsConfig
 
 MOVED = {
     "actor.unreadable_reward": "reward.unreadable_reply",
@@ -101,6 +102,7 @@ class ScreenRunConfig(Section):
     trainer: ScreenTrainerConfig = ScreenTrainerConfig()
     actor: ActorConfig = ActorConfig()
     actor_pool: ActorPoolConfig = ActorPoolConfig()
+    actors: ActorsConfig = ActorsConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     inference: InferenceConfig = InferenceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
