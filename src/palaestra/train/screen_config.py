@@ -182,3 +182,6 @@ def _check_consistency(config: ScreenRunConfig) -> None:
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
         remedy = "Add trainer.collection=asynchronous, or leave it out"
         raise ConfigError("inference.backend", "process", "has no benefit with synchronous collection", remedy)
+    if config.inference.backend != "thread" and config.actors.backend == "ray":
+        reason = "with actors.backend=ray the sampler is an actor of the cluster"
+        raise ConfigError("inference.backend", config.inference.backend, reason, "Leave it out")

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from palaestra.actor.cluster.episode_workers import ClusterEpisodes, EpisodeSetup, SamplerSetup, check_sessions
 from palaestra.actor.episode_source import (
     AsynchronousPlayer,
     EpisodeScheduler,
     EpisodeSource,
     Player,
+    StartWorkers,
     SynchronousPlayer,
 )
 from palaestra.actor.inference import RolloutWorkers, start_rollout_workers
@@ -41,6 +43,7 @@ from palaestra.train.held_out import build_policy, check_tasks, play_held_out
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
 from palaestra.train.screen_config import ScreenRunConfig
+from palaestra.transport.ray_cluster import RayCluster
 from palaestra.transport.weights import WeightPublisher
 
 ARCHIVE_TRIM_INTERVAL = 20
@@ -48,9 +51,9 @@ ARCHIVE_TRIM_INTERVAL = 20
 
 
 class SamplerPublisher(WeightPublisher[Mapping[str, Tensor]]):
-    """Publishes weights to the acting copy in this process, and to a sampler process."""
+    """Publishes weights to the acting copy in this process, and to a sampler in another process."""
 
-    def __init__(self, policy: Any, process: ProcessSampler | None) -> None:
+    def __init__(self, policy: Any, process: ProcessSampler | ClusterEpisodes | None) -> None:
         self._policy, self._process = policy, process
         self._published: int | None = None
 
@@ -74,7 +77,14 @@ class _ScreenRun:
 
     kind: Kind = "screens"
 
-    def __init__(self, config: ScreenRunConfig, policy: Any, address: SessionAddress, warnings: Sequence[str]) -> None:
+    def __init__(
+        self,
+        config: ScreenRunConfig,
+        policy: Any,
+        address: SessionAddress,
+        warnings: Sequence[str],
+        cluster: RayCluster | None = None,
+    ) -> None:
         t = config.trainer
         algorithm = make_algorithm(config.algorithm, "trajectories")
         if algorithm.needs_reference and not config.model.use_lora:
@@ -104,6 +114,7 @@ class _ScreenRun:
             sessions=address.description,
         )
         self._process: ProcessSampler | None = None
+        self._episodes = None if cluster is None else self._prepare_cluster(cluster)
         self.publisher = SamplerPublisher(policy, None)
         self._failures_reported = 0
         self._archive: TrajectoryArchive | None = None
@@ -118,10 +129,17 @@ class _ScreenRun:
         def report(number: int, trajectory: Trajectory) -> None:
             telemetry.emit(EpisodeSummary(number, number, 0, trajectory.total_reward(), len(trajectory)))
 
-        sampler = self._start_sampler()
+        if self._episodes is not None:
+            self.publisher, start_workers = SamplerPublisher(self._policy, self._episodes), self._episodes.start_workers
+        else:
+            start_workers = self._local_workers(self._start_sampler())
         self.publisher.publish(self.learner.version, self.learner.weights())
         self.source.open(
-            self._start_player(sampler), version=self.learner.version, stop=stop, record=self._record, finished=report
+            self._start_player(start_workers),
+            version=self.learner.version,
+            stop=stop,
+            record=self._record,
+            finished=report,
         )
 
     def _start_sampler(self) -> ReplySampler:
@@ -134,8 +152,18 @@ class _ScreenRun:
         self.publisher = SamplerPublisher(self._policy, self._process)
         return self._process
 
-    def _start_player(self, sampler: ReplySampler) -> Player:
-        c, asynchronous = self._config, self._config.trainer.collection == "asynchronous"
+    def _prepare_cluster(self, cluster: RayCluster) -> ClusterEpisodes:
+        c = self._config
+        settings = (c.model, c.trainer.seed, c.inference.torch_threads, c.actor.temperature, c.inference.max_batch)
+        return ClusterEpisodes(
+            cluster,
+            SamplerSetup(*settings, lockstep=c.trainer.collection == "synchronous"),
+            EpisodeSetup(c.environment, self._address, self._policy.grammar, c.actor),
+            c.actor_pool.target_concurrent_actors,
+        )
+
+    def _local_workers(self, sampler: ReplySampler) -> StartWorkers:
+        c = self._config
 
         def start_workers(
             on_failed_attempt: Callable[[Trajectory], None],
@@ -146,12 +174,16 @@ class _ScreenRun:
                 self._policy.grammar,
                 c.actor,
                 max_batch=c.inference.max_batch,
-                lockstep=not asynchronous,
+                lockstep=c.trainer.collection == "synchronous",
                 on_failed_attempt=on_failed_attempt,
             )
 
+        return start_workers
+
+    def _start_player(self, start_workers: StartWorkers) -> Player:
+        c = self._config
         concurrent = c.actor_pool.target_concurrent_actors
-        if not asynchronous:
+        if c.trainer.collection == "synchronous":
             return SynchronousPlayer(start_workers, self._scheduler, concurrent=concurrent)
         return AsynchronousPlayer(
             start_workers,
@@ -222,6 +254,11 @@ class _ScreenRun:
             metrics["sampler_restarts"] = float(len(failures))
             texts += [f"A sampler process was replaced: {text}." for text in failures[self._failures_reported :]]
             self._failures_reported = len(failures)
+        if self._episodes is not None:
+            metrics |= {name: float(count) for name, count in self._episodes.counts.items()}
+            failures = self._episodes.failures
+            texts += [f"An actor was replaced: {text}." for text in failures[self._failures_reported :]]
+            self._failures_reported = len(failures)
         if self._archive is not None and self.source.progress.updates % ARCHIVE_TRIM_INTERVAL == 0:
             self._archive.keep(self._config.trajectories_kept)
         return texts
@@ -254,12 +291,19 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
                 "a sampler process builds its model from the configuration, and a policy was given",
                 "Use inference.backend=thread",
             )
+        cluster = None
+        if config.actors.backend == "ray":
+            if policy is not None:
+                reason = "the sampler of the cluster builds its model from the configuration, and a policy was given"
+                raise ConfigError("actors.backend", "ray", reason, "Use actors.backend=local")
+            cluster = stack.enter_context(RayCluster.connect(config.actors, extra_actors=1))
+            check_sessions(cluster, config.environment)
         address = find_sessions(
             config.environment,
             stack,
             actors=config.actor_pool.target_concurrent_actors,
             session_type=config.actor.session_type,
         )
-        return _ScreenRun(config, model, address, check_tasks(config, address))
+        return _ScreenRun(config, model, address, check_tasks(config, address), cluster)
 
     return run(config, build, **where)

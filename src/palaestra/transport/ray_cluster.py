@@ -77,6 +77,10 @@ class LostActor(Exception):
     """The process of an actor or its node is gone. Handled inside the actor package."""
 
 
+class LostPeer(LostActor):
+    """Another actor, which the called actor had called, is gone."""
+
+
 class ActorRaised(Exception):
     """The code of an actor raised an error. Handled inside the actor package."""
 
@@ -94,7 +98,7 @@ class RayCluster:
         self.is_client = bool(ray.util.client.ray.is_connected())
         self._head = None if self.is_client else _split_address(ray.get_runtime_context().gcs_address)
         self._actors: list[Any] = []
-        self._checked_at = self._answered_at = time.monotonic()
+        self._watched = _HeadWatch(self._head)
         self.has_failed = False
         """Whether the head was lost, so that no call may wait for a reply."""
 
@@ -180,12 +184,16 @@ class RayCluster:
                     raise describe_failure(f"an actor of {what} could not start", raised) from raised.error
             waiting = [ref for ref in waiting if ref not in ready]
             if waiting and time.monotonic() > end:
-                raise CollectorFailed(
-                    f"{len(waiting)} of {len(refs)} actors of {what} have not started on the Ray cluster at "
-                    f"{self.address} within actors.start_timeout ({self.config.start_timeout:g} s). Each needs "
-                    f"{self._demand()}; {self._describe_resources()}. Wait until other programs end, lower "
-                    "actors.num_actors or actors.num_cpus, or add nodes."
-                )
+                raise CollectorFailed(self.describe_pending(len(waiting), len(refs), what))
+
+    def describe_pending(self, waiting: int, count: int, what: str) -> str:
+        """Why actors may not have started in time."""
+        return (
+            f"{waiting} of {count} actors ({what}) have not started on the Ray cluster at {self.address} within "
+            f"actors.start_timeout ({self.config.start_timeout:g} s). Each needs {self._demand()}; "
+            f"{self._describe_resources()}. Wait until other programs end, lower actors.num_actors or "
+            "actors.num_cpus, or add nodes."
+        )
 
     def stop_actor(self, handle: Any) -> None:
         """End an actor at once."""
@@ -223,17 +231,8 @@ class RayCluster:
     # ------------------------------------------------------------------ health
 
     def raise_if_unreachable(self) -> None:
-        """Raise `CollectorFailed` if the head has not answered for `actors.head_timeout` seconds. Call it often."""
-        now = time.monotonic()
-        if self._head is None or now - self._checked_at < HEAD_CHECK_S:
-            return
-        if now - self._checked_at > self.config.head_timeout:
-            # Nothing was tested in the meantime, for example during a long update.
-            self._answered_at = max(self._answered_at, now - self.config.head_timeout / 2)
-        self._checked_at = now
-        if _is_reachable(self._head, HEAD_CHECK_S):
-            self._answered_at = time.monotonic()
-        elif time.monotonic() - self._answered_at > self.config.head_timeout:
+        """Raise `CollectorFailed` if the head has not answered for `actors.head_timeout` seconds."""
+        if time.monotonic() - self._watched.answered_at > self.config.head_timeout:
             self.has_failed = True
             raise CollectorFailed(
                 f"the head of the Ray cluster at {self.address} has not answered for {self.config.head_timeout:g} s "
@@ -242,6 +241,7 @@ class RayCluster:
 
     def close(self) -> None:
         """End every actor, and the Ray instance if it was started here. May be called repeatedly."""
+        self._watched.stop()
         for handle in list(self._actors):
             self.stop_actor(handle)
         if self._owns_connection:
@@ -303,6 +303,35 @@ class RayCluster:
         parts = [f"{free.get(name, 0.0):g} of {total.get(name, 0.0):g} {name}" for name in names]
         nodes = sum(bool(node["Alive"]) for node in self._ray.nodes())
         return f"{' and '.join(parts)} are free on {nodes} nodes"
+
+
+class _HeadWatch:
+    """Tests the connection to the head in a thread, without Ray, whose calls would wait."""
+
+    def __init__(self, head: tuple[str, int] | None) -> None:
+        """`head`: None outside the cluster, where a lost connection fails every call."""
+        self._head, self._stopping = head, threading.Event()
+        self._last = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="palaestra-ray-head", daemon=True)
+        if head is not None:
+            self._thread.start()
+
+    @property
+    def answered_at(self) -> float:
+        """When the head last answered."""
+        return self._last if self._thread.is_alive() else time.monotonic()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        assert self._head is not None
+        while not self._stopping.wait(HEAD_CHECK_S):
+            if _is_reachable(self._head, HEAD_CHECK_S):
+                self._last = time.monotonic()
 
 
 class ObjectStorePublisher(WeightPublisher[Any]):
@@ -463,7 +492,7 @@ def _translate_errors(exceptions: Any) -> Any:
     except exceptions.RayTaskError as error:
         cause = error.cause
         if isinstance(cause, exceptions.RayActorError | exceptions.NodeDiedError):
-            raise LostActor(_first_line(cause)) from None  # of an actor that this actor had called
+            raise LostPeer(_first_line(cause)) from None
         raise ActorRaised(cause, str(error)) from None
     except exceptions.RuntimeEnvSetupError as error:
         raise ConfigError("actors.runtime_env", "{…}", f"cannot be set up ({_first_line(error)})") from None
