@@ -129,6 +129,7 @@ class _ScreenRun:
         def report(number: int, trajectory: Trajectory) -> None:
             telemetry.emit(EpisodeSummary(number, number, 0, trajectory.total_reward(), len(trajectory)))
 
+        start_workers: StartWorkers
         if self._episodes is not None:
             self.publisher, start_workers = SamplerPublisher(self._policy, self._episodes), self._episodes.start_workers
         else:

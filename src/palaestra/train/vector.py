@@ -37,7 +37,8 @@ from palaestra.train.evaluation import evaluate_during_training, make_env_and_po
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult, raise_if_complete, restore
 from palaestra.train.run import train as run
 from palaestra.train.transitions import train_transitions
-from palaestra.transport.ray_cluster import ObjectStorePublisher, RayCluster
+from palaestra.transport.object_store import ObjectStorePublisher
+from palaestra.transport.ray_cluster import RayCluster
 from palaestra.transport.weights import BoardPublisher, SharedWeights
 
 ONE_COPY = {"num_envs": 1, "vectorization": "in_process"}

@@ -31,11 +31,11 @@ from palaestra.policy.vlm.policy import VLMPolicy
 from palaestra.policy.vlm.sampler import LocalSampler, ReplyRequest, SampledReply
 from palaestra.sessions.clients.provider import ServerAddresses, SessionAddress, SessionProvider, open_provider
 from palaestra.sessions.environment_config import EnvironmentConfig
+from palaestra.transport.object_store import ObjectStorePublisher
 from palaestra.transport.ray_cluster import (
     ActorRaised,
     LostActor,
     LostPeer,
-    ObjectStorePublisher,
     RayCluster,
     Ref,
     describe_failure,
