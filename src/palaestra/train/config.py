@@ -398,6 +398,9 @@ def _check_rollouts(config: RunConfig) -> None:
             remedy = "Add trainer.collection=asynchronous, or leave it out"
             reason = "has no effect with synchronous collection"
             raise ConfigError(f"trainer.{changed[0]}", getattr(t, changed[0]), reason, remedy)
+    elif t.overflow != "block" and config.actors.backend == "ray":
+        reason = "the segments of a cluster are given to all actors together, and are never overwritten"
+        raise ConfigError("trainer.overflow", t.overflow, reason, "Use trainer.overflow=block")
     elif t.buffer_size is not None:
         check_whole_segments(t.buffer_size, config.rollout_length, place="trainer.buffer_size")
     samples, batch = config.rollout_length * config.env.num_envs, int(config.algorithm["batch_size"])

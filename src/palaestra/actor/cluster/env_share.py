@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from palaestra.env.factory import EnvFactory
 from palaestra.env.in_process import InProcessEnv
-from palaestra.env.make import COMPILED, EnvConfig, make_env
+from palaestra.env.make import COMPILED, MIN_NATIVE_ENVS, EnvConfig, make_env
 from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import Array, EpisodeEnd, MethodForwarding, Snapshot, StepRow, VectorEnv
-from palaestra.env.workers import WorkerEnv
 from palaestra.errors import EnvironmentContractError
 
 
@@ -52,7 +51,7 @@ def make_share(config: EnvConfig, share: Share, mask_size: int) -> VectorEnv:
         return make_env(config)
     if config.id in COMPILED:
         return _SeededShare(make_env(_resize(config, share.count)), make_env(_resize(config, share.total)), share)
-    factory = EnvFactory(config.id, config.kwargs, config.max_episode_steps, config.action_chunk)
+    factory = _factory(config)
     spec = factory.find_spec()
     if config.vectorization in ("auto", "in_process", "workers") and (spec is None or spec.entry_point is not None):
         return InProcessEnv(factory, share.count, first_index=share.first, mask_size=mask_size)
@@ -64,11 +63,15 @@ def shares_one_generator(config: EnvConfig, num_shares: int) -> bool:
     """Whether one machine would draw the episodes of all copies from one generator, which shares cannot."""
     if num_shares == 1 or config.id in COMPILED or config.vectorization in ("in_process", "workers"):
         return False
-    env = make_env(config)
-    try:
-        return not isinstance(env, InProcessEnv | WorkerEnv)
-    finally:
-        env.close()
+    if config.vectorization != "auto":
+        return True
+    spec = _factory(config).find_spec()
+    has_native = spec is not None and spec.vector_entry_point is not None and config.action_chunk == 1
+    return has_native and config.num_envs >= MIN_NATIVE_ENVS
+
+
+def _factory(config: EnvConfig) -> EnvFactory:
+    return EnvFactory(config.id, config.kwargs, config.max_episode_steps, config.action_chunk)
 
 
 def _resize(config: EnvConfig, num_envs: int) -> EnvConfig:

@@ -16,7 +16,7 @@ from torch import nn
 
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.actor.cluster.env_share import divide
-from palaestra.actor.cluster.rollout_worker import FinalValues, ShareOfSegment, WorkerSetup
+from palaestra.actor.cluster.rollout_worker import FinalValues, ShareOfSegment, WorkerSetup, to_saved_state
 from palaestra.actor.cluster.share_workers import OpenSegment, ShareWorker, ShareWorkers
 from palaestra.actor.collector import RewardScale, attempt_seed, stream_base
 from palaestra.actor.collector_process import SharedLayout
@@ -25,8 +25,7 @@ from palaestra.actor.compatibility import buffer_shape
 from palaestra.actor.policy_actor import Compiled
 from palaestra.actor.synchronous import rollout_metrics
 from palaestra.env.make import EnvConfig
-from palaestra.env.vector import VectorEnv
-from palaestra.errors import ConfigError
+from palaestra.env.vector import Snapshot, VectorEnv
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.vla_buffer import VLABuffer
 from palaestra.policy.flat_parameters import FlatParameters
@@ -60,9 +59,6 @@ class ClusterSource(ExperienceSource[RolloutBuffer]):
         self._cluster, self._policy, self._env, self._env_config = cluster, policy, env, env_config
         self._is_synchronous = config is None
         self._config = config or AsyncConfig(max_staleness=0)
-        if self._config.overflow != "block":
-            reason = "the segments of a cluster are granted to all actors together, and never overwritten"
-            raise ConfigError("trainer.overflow", self._config.overflow, reason, "Use trainer.overflow=block")
         self.is_exact = self._is_synchronous or self._config.reproducible
         """Whether the rollouts are those of one local collector, bit for bit."""
         self._seed, self._compiled, self._torch_threads = seed, compiled, torch_threads
@@ -153,7 +149,9 @@ class ClusterSource(ExperienceSource[RolloutBuffer]):
         """Wait for the next complete segment; raises if collection fails."""
         while True:
             self._grant()
-            segment = self._queue.take(self._version, 0.0)
+            # A synchronous learner is at the version that it has published last.
+            version = self.publisher.newest if self._is_synchronous else self._version
+            segment = self._queue.take(version, 0.0)
             if segment is not None:
                 return self._make_batch(segment)
             self._workers.receive(POLL_S)
@@ -276,7 +274,8 @@ class ClusterSource(ExperienceSource[RolloutBuffer]):
             facts["cluster"] = [state.facts for state in states if state is not None]
             for index, state in enumerate(states):
                 assert state is not None
-                tensors |= {f"share{index}/{name}": tensor for name, tensor in state.tensors.items()}
+                saved = to_saved_state(state)
+                tensors |= {f"share{index}/{name}": tensor for name, tensor in saved.tensors.items()}
         return SavedState(tensors, facts)
 
     def load_state(self, state: SavedState) -> bool:
@@ -291,7 +290,7 @@ class ClusterSource(ExperienceSource[RolloutBuffer]):
             if exact and facts["started"]:
                 prefix = f"share{index}/"
                 tensors = {k.removeprefix(prefix): v for k, v in state.tensors.items() if k.startswith(prefix)}
-                worker.state = SavedState(tensors, shares[index])
+                worker.state = Snapshot({name: tensor.numpy() for name, tensor in tensors.items()}, shares[index])
         if self._scale is not None and "reward_scale" in facts:
             self._scale.moments = tuple(facts["reward_scale"])
             running = state.tensors["reward_scale/running"].numpy().copy()

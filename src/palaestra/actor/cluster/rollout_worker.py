@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
@@ -22,7 +23,7 @@ from palaestra.actor.collector_process import SharedLayout, build_tensors
 from palaestra.actor.collector_thread import START_GRACE_S
 from palaestra.actor.policy_actor import Compiled, PolicyActor, build_actor
 from palaestra.env.make import EnvConfig
-from palaestra.env.vector import EpisodeEnd
+from palaestra.env.vector import EpisodeEnd, Snapshot
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.policy.network import eval_mode
 from palaestra.policy.weight_sync import LiveWeights, clone_policy, deserialize_structure
@@ -47,7 +48,7 @@ class WorkerSetup:
     """Arguments of `Collector` besides environment and policy."""
     num_steps: int
     """Steps taken by each environment before."""
-    state: SavedState | None
+    state: Snapshot | None
     """State to continue from; None: new episodes."""
     attempt: int
     """Number of this worker among those of its share; chooses new episodes if the state cannot be restored."""
@@ -65,8 +66,8 @@ class ShareOfSegment:
     episodes: list[EpisodeStats]
     """Indices and steps as those of a collector of all environments."""
     truncated: list[tuple[int, EpisodeEnd]]
-    state: SavedState | None
-    """State after the segment; None if not in exact mode."""
+    state: Snapshot | None
+    """State after the segment; None if not in exact mode. Arrays, because tensors travel by torch's own pickle."""
     collect_seconds: float
     idle_seconds: float
 
@@ -98,7 +99,7 @@ class RolloutWorker:
         collector = Collector(env, policy, **setup.arguments)
         if not (setup.exact or whole):
             collector.rng = ShareNoise(collector.rng, share)  # type: ignore[assignment]
-        exact = setup.state is None or collector.load_state(setup.state)
+        exact = setup.state is None or collector.load_state(to_saved_state(setup.state))
         if not exact:
             collector.start_new_episodes(setup.attempt)
         collector.num_steps = setup.num_steps
@@ -135,7 +136,7 @@ class RolloutWorker:
             buffer.read_environments(own),
             episodes,
             truncated,
-            collector.state() if setup.exact else None,
+            _to_snapshot(collector.state()) if setup.exact else None,
             self._idle_from - began,
             idle,
         )
@@ -165,6 +166,16 @@ class RolloutWorker:
         if self._stopping:
             raise StopCollecting
         return self._version
+
+
+def to_saved_state(snapshot: Snapshot) -> SavedState:
+    """A state of a collector as a checkpoint stores it."""
+    tensors = {name: torch.from_numpy(np.array(array)) for name, array in snapshot.arrays.items()}
+    return SavedState(tensors, snapshot.facts)
+
+
+def _to_snapshot(state: SavedState) -> Snapshot:
+    return Snapshot({name: tensor.numpy() for name, tensor in state.tensors.items()}, state.facts)
 
 
 class FinalValues:

@@ -15,10 +15,10 @@ from typing import Any
 
 from palaestra.actor.cluster.env_share import Share
 from palaestra.actor.cluster.rollout_worker import RolloutWorker, ShareOfSegment, WorkerSetup
-from palaestra.env.vector import EpisodeEnd
+from palaestra.env.vector import EpisodeEnd, Snapshot
 from palaestra.errors import CollectorFailed
 from palaestra.transport.ray_cluster import ActorRaised, LostActor, RayCluster, Ref, describe_failure
-from palaestra.transport.source import EpisodeStats, SavedState
+from palaestra.transport.source import EpisodeStats
 
 HEARTBEAT_S = 2.0
 """Interval in which a worker is asked how long its step takes."""
@@ -61,7 +61,7 @@ class ShareWorker:
     """The worker of a share, and its open calls."""
 
     share: Share
-    state: SavedState | None = None
+    state: Snapshot | None = None
     """State after its last result in exact mode; None before."""
     attempt: int = 0
     """How many times the share has started new episodes."""
