@@ -1,6 +1,7 @@
 """Actors on a real Ray cluster of several nodes: the same numbers as on one machine, also after nodes were killed."""
 
 import ast
+import json
 import os
 import signal
 import sys
@@ -13,14 +14,21 @@ from tests.actor.ray_clusters import NODE, Reader, actors_on, kill_node, start_c
 
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.actor.cluster.env_share import RemoteEnvs, divide
+from palaestra.actor.cluster.episode_workers import ClusterEpisodes, check_sessions
 from palaestra.env import EnvConfig, make_env
 from palaestra.errors import CollectorFailed, ConfigError
+from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.files.run_directory import RunDirectory
 from palaestra.learner import PPO
 from palaestra.policy import ActorCritic, PolicyConfig
+from palaestra.sessions.clients import provider
+from palaestra.sessions.environment_config import EnvironmentConfig
 from palaestra.telemetry import JournalReader
 from palaestra.telemetry.event import LogLine
 from palaestra.train import build_trainer, config_from, train
+from palaestra.train.held_out import load_screen_policy
+from palaestra.train.screen_config import screen_config_from
+from palaestra.train.screens import train_screens
 from palaestra.train.vector import VectorTraining
 from palaestra.transport.conformance import check_publisher, check_source
 from palaestra.transport.object_store import ObjectStorePublisher
@@ -244,15 +252,97 @@ def test_an_actor_whose_code_failed_is_replaced_as_often_as_the_configuration_al
 def test_an_actor_that_finds_no_room_is_named_with_what_is_free(connect):
     cluster = connect(num_actors=2, resources={"simulator": 1.0}, start_timeout=1.0)
     training = build(EnvConfig(id="CartPole-v1", num_envs=2), cluster)
-    with pytest.raises(
-        CollectorFailed, match=r"2 of 2 actors .* within actors.start_timeout \(1 s\). Each needs 0.5 C"
-    ):
+    with pytest.raises(CollectorFailed, match=r"2 of 2 actors .* within actors.start_timeout \(1 s\). Each needs"):
         training.start(64, 8)
 
 
 def test_more_actors_than_the_cluster_has_cpus_for_are_refused(nodes):
     with pytest.raises(ConfigError, match=r"actors.num_actors = 100: the run needs 100 actors of 1 CPUs, .* room for"):
         RayCluster.connect(ActorsConfig(backend="ray", num_actors=100))
+
+
+# ---------------------------------------------------------------------- screens
+
+
+@pytest.fixture(scope="module")
+def gateway(tmp_path_factory):
+    """A gateway whose sessions need no browser."""
+    real = provider.subprocess.Popen
+    patch = pytest.MonkeyPatch()
+    fake = json.dumps([sys.executable, "-m", "palaestra.sessions.server", "--fake", "--port", "0"])
+    patch.setattr(
+        provider.subprocess, "Popen", lambda command, **how: real([*command, f"server_command={fake}"], **how)
+    )
+    with provider.start_gateway(max_sessions=16, servers=1) as address:
+        patch.undo()
+        token = tmp_path_factory.mktemp("gateway") / "token"
+        token.write_text(address.token)
+        yield {"gateway": address.url, "token_file": str(token)}
+
+
+def screen_config(gateway, updates=2, actors=None, **trainer):
+    return screen_config_from(
+        {
+            "experiment_name": "t", "model": {"name": "tiny", "max_new_tokens": 12, "history": 1, "lora_rank": 4},
+            "tasks": [{"task": "fake/button"}], "algorithm": {"name": "ppo"},
+            "trainer": {"batch_size": 4, "num_training_steps": updates, "learning_rate": 1e-3, **trainer},
+            "actor": {"max_steps_per_episode": 2}, "actor_pool": {"target_concurrent_actors": 3},
+            "environment": gateway, "telemetry": {"progress": False},
+            "actors": {"backend": "ray", "num_cpus": 0.5} if actors is None else actors,
+        }
+    )  # fmt: skip
+
+
+def test_actors_on_a_cluster_play_the_episodes_of_a_local_run_and_learn_the_same_weights(nodes, gateway, tmp_path):
+    local = train_screens(screen_config(gateway, actors={}), root=tmp_path, run_id="local")
+    remote = train_screens(screen_config(gateway), root=tmp_path, run_id="ray")
+    first, second = (load_screen_policy(outcome.run.latest_checkpoint())[1] for outcome in (local, remote))
+    assert (first.fingerprint, first.version) == (second.fingerprint, second.version)
+    assert second.version == 2
+    played = [list(TrajectoryArchive(outcome.run.attempts()[0].trajectories).load()) for outcome in (local, remote)]
+    assert len(played[0]) == len(played[1]) == 8
+    for one, other in zip(*played, strict=True):
+        assert one.episode_id == other.episode_id
+        assert [turn.text for turn in one.turns] == [turn.text for turn in other.turns]
+    wait_until(lambda: not any(actors_on(nodes.worker_nodes, "EpisodeWorker")))
+    wait_until(lambda: not any(actors_on(nodes.worker_nodes, "SamplerWorker")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["EpisodeWorker", "SamplerWorker"])
+def test_a_lost_player_or_sampler_is_replaced_and_its_episodes_are_played_again_once(
+    victim, nodes, gateway, tmp_path, monkeypatch
+):
+    real, killed = ClusterEpisodes.play, []
+
+    async def play(self, request):
+        if request.episode_id == "e00000006" and not killed:
+            killed.append(next(pid for pids in actors_on(nodes.worker_nodes, victim) for pid in pids))
+            os.kill(killed[0], signal.SIGKILL)
+        return await real(self, request)
+
+    monkeypatch.setattr(ClusterEpisodes, "play", play)
+    config = screen_config(gateway, 4, collection="asynchronous")
+    outcome = train_screens(config, root=tmp_path, run_id="a")
+    assert killed
+    assert outcome.final["lost_actors"] == 1.0
+    assert outcome.final["lost_samplers"] == float(victim == "SamplerWorker")
+    played = list(TrajectoryArchive(outcome.run.attempts()[0].trajectories).load())
+    ids = [trajectory.episode_id for trajectory in played]
+    assert len(ids) == len(set(ids)) == outcome.steps
+    assert {f"e{number:08d}" for number in range(16)} <= set(ids)
+    wait_until(lambda: not any(actors_on(nodes.worker_nodes, "EpisodeWorker")))
+
+
+def test_sessions_of_one_machine_are_refused_on_a_cluster_of_several(connect, monkeypatch):
+    cluster = connect()
+    check_sessions(cluster, EnvironmentConfig())
+    monkeypatch.setattr(cluster, "node_addresses", lambda: ["10.0.0.7", "10.0.0.8"])
+    with pytest.raises(ConfigError, match=r"environment.gateway = None: the gateway that training starts .* 10.0.0.7"):
+        check_sessions(cluster, EnvironmentConfig())
+    with pytest.raises(ConfigError, match=r"environment.gateway = 'http://127.0.0.1:8700': is an address of this mach"):
+        check_sessions(cluster, EnvironmentConfig(gateway="http://127.0.0.1:8700"))
+    check_sessions(cluster, EnvironmentConfig(gateway="http://10.0.0.9:8700"))
 
 
 # ---------------------------------------------------------------------- without a cluster
@@ -265,9 +355,7 @@ def test_shares_are_contiguous_and_differ_by_at_most_one():
 
 def test_a_machine_without_ray_is_told_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(
-        ConfigError, match=r"actors.backend = 'ray': the package ray is not installed. .*palaestra\[ray"
-    ):
+    with pytest.raises(ConfigError, match=r"actors.backend = 'ray': the package ray is not installed. .*\[ray"):
         RayCluster.connect(ActorsConfig(backend="ray"))
 
 
