@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import time
+import warnings
 from pathlib import Path
 
 DEAD_AFTER = {
@@ -24,9 +25,11 @@ def start_cluster(nodes=2, system=None, **head):
     from ray.cluster_utils import Cluster
 
     arguments = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": 100 << 20, **head}
-    cluster = Cluster(
-        initialize_head=True, head_node_args={**arguments, "_system_config": {**DEAD_AFTER, **(system or {})}}
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves the log files of its client server open
+        cluster = Cluster(
+            initialize_head=True, head_node_args={**arguments, "_system_config": {**DEAD_AFTER, **(system or {})}}
+        )
     try:
         for _ in range(nodes):
             cluster.add_node(**NODE)
