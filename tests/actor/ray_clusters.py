@@ -7,13 +7,15 @@ import time
 import warnings
 from pathlib import Path
 
-DEAD_AFTER = {
+SYSTEM = {
+    "memory_monitor_refresh_ms": 0,
     "health_check_period_ms": 500,
     "health_check_failure_threshold": 3,
     "health_check_initial_delay_ms": 1000,
     "health_check_timeout_ms": 1000,
 }
-"""A node that is killed counts as dead after a second or two instead of fifteen."""
+"""A node that is killed counts as dead after a second or two instead of fifteen, and Ray ends no actor because another
+program on this machine needs memory."""
 NODE = {"num_cpus": 4, "object_store_memory": 100 << 20}
 
 
@@ -28,7 +30,7 @@ def start_cluster(nodes=2, system=None, **head):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)  # Ray leaves the log files of its client server open
         cluster = Cluster(
-            initialize_head=True, head_node_args={**arguments, "_system_config": {**DEAD_AFTER, **(system or {})}}
+            initialize_head=True, head_node_args={**arguments, "_system_config": {**SYSTEM, **(system or {})}}
         )
     try:
         for _ in range(nodes):

@@ -459,10 +459,11 @@ def _translate_errors(exceptions: Any) -> Any:
 
 
 def _explain_loss(error: BaseException, exceptions: Any) -> str:
-    text = str(error)
-    if isinstance(error, exceptions.OutOfMemoryError) or "OOM" in text or "memory" in text.lower():
-        return f"{_first_line(error)} (the node may have run out of memory: use fewer environments per node)"
-    return _first_line(error)
+    text = _first_line(error)
+    if isinstance(error, exceptions.OutOfMemoryError) or "low on memory" in str(error):
+        # Ray's text goes on for pages about its settings.
+        return f"{text.partition('. ')[0]} (run fewer environments or actors per node: raise actors.num_cpus)"
+    return text[:400]
 
 
 def _first_line(error: BaseException) -> str:
