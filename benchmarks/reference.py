@@ -297,7 +297,7 @@ def configuration_page() -> str:
     parts = [INTRODUCTION]
     titled = {name: SECTIONS[name] for name in ("env", "dataset", "policy")}
     titled |= {f"algorithm (name: {' or '.join(names)})": section for section, names in _algorithm_sections().items()}
-    titled |= {name: SECTIONS[name] for name in ("trainer", "telemetry")}
+    titled |= {name: SECTIONS[name] for name in ("trainer", "actors", "telemetry")}
     parts += [f"## {title}\n\n{_table(section)}" for title, section in titled.items()]
     return "\n".join(parts)
 

@@ -148,6 +148,8 @@ class Collector:
         check_spaces(policy, env)
         self.env, self.policy = env, policy
         self.episodes: list[EpisodeStats] = []
+        self.truncated: list[tuple[int, EpisodeEnd]] = []
+        """Episodes that the last segment truncated, each with its step."""
         self.num_steps = 0
         self.reward_scale = None if discount is None else RewardScale(env.num_envs, discount)
         self._seed = self._first_seed = seed
@@ -206,12 +208,12 @@ class Collector:
         try:
             # Compiled kernels have no dropout.
             with nullcontext() if isinstance(acting, CompiledActorCritic) else eval_mode(self.policy):
-                truncated = self._run(buffer, acting, before_step)
+                self.truncated = self._run(buffer, acting, before_step)
                 buffer.position = num_steps
                 if buffer.duration is not None:
                     _sum_chunk_log_probs(buffer)
                 _check_finite(buffer)
-                _fill_next_values(buffer, acting, truncated)
+                _fill_next_values(buffer, acting, self.truncated)
         except StopCollecting:
             self._set_position(buffer, buffer.position)
             raise
@@ -368,12 +370,17 @@ def _sum_chunk_log_probs(buffer: RolloutBuffer) -> None:
 def _fill_next_values(buffer: RolloutBuffer, acting: PolicyActor, truncated: list[tuple[int, EpisodeEnd]]) -> None:
     buffer.next_value[:-1] = buffer.value[1:]
     buffer.next_value[-1] = acting.value(_at(buffer.observation, buffer.num_steps))
+    fill_final_values(buffer, acting, truncated)
+    buffer.next_value[buffer.terminated] = 0.0
+
+
+def fill_final_values(buffer: RolloutBuffer, acting: PolicyActor, truncated: list[tuple[int, EpisodeEnd]]) -> None:
+    """Write the values of the final observations of truncated episodes, each with its step."""
     for start in range(0, len(truncated), 64):
         some = truncated[start : start + 64]
         final = acting.value(_stack([ended.observation for _, ended in some]))
         for value, (t, ended) in zip(final, some, strict=True):
             buffer.next_value[t, ended.index] = value
-    buffer.next_value[buffer.terminated] = 0.0
 
 
 def _at(observation: Any, t: int) -> Any:

@@ -260,7 +260,7 @@ def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: by
     try:
         ring, board, heartbeat, frozen = layout.allocate(SharedArrays(block))
         threading.Thread(target=_exit_with_parent, args=(heartbeat,), daemon=True).start()
-        policy = deserialize_structure(structure, _build_tensors(layout, frozen)).to(setup.device)
+        policy = deserialize_structure(structure, build_tensors(layout, frozen)).to(setup.device)
         subscriber = WeightSubscriber(policy, board)
         subscriber.update()
         env = make_env(setup.env)
@@ -296,7 +296,7 @@ def _exit_with_parent(heartbeat: NDArray[np.float64]) -> None:
     os._exit(1)
 
 
-def _build_tensors(layout: SharedLayout, frozen: list[NDArray[Any]]) -> list[Tensor]:
+def build_tensors(layout: SharedLayout, frozen: list[NDArray[Any]]) -> list[Tensor]:
     """The policy's tensors: frozen ones in shared memory, others allocated here and filled from the board."""
     waiting = iter(frozen)
     tensors: list[Tensor] = []

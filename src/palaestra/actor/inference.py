@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from palaestra.actor.agent import VlmAgent
 from palaestra.actor.task_runner import ActorConfig, Play, TaskRunner
@@ -167,12 +167,22 @@ class ConcurrentInference:
         await asyncio.gather(*in_flight, return_exceptions=True)
 
 
+class Inference(Protocol):
+    """What a player needs to know of the inference of its episodes."""
+
+    busy_seconds: float
+    """Total time of the sampler."""
+
+    def set_num_actors(self, count: int) -> None:
+        """Set the number of running actors; batches wait for at most as many."""
+
+
 @dataclass(frozen=True)
 class RolloutWorkers:
     """The components that play episodes."""
 
     play: Play
-    inference: BatchedInference | ConcurrentInference
+    inference: Inference
 
 
 @contextlib.asynccontextmanager

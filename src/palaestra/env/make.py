@@ -42,7 +42,7 @@ _REGISTERED = {
 """Entry point and time limit of the environments that we register with Gymnasium; imported when made."""
 
 _TOYS = ("Bandit", "Countdown", "Gate", "MaskedChoice", "MixedSenses", "Pixels", "TargetReach")
-_MIN_NATIVE_ENVS = 16
+MIN_NATIVE_ENVS = 16
 """Number of copies from which NumPy over all of them is faster than a Python loop."""
 _MIN_WORKER_STEP_S = 2e-3
 """A faster step of all copies does not use workers: waking them takes as long on a busy machine."""
@@ -148,7 +148,7 @@ def make_env(config: EnvConfig, *, first_index: int = 0) -> VectorEnv:
     spec = factory.find_spec()
     if config.action_chunk == 1:
         has_native = spec is not None and spec.vector_entry_point is not None
-        prefers_native = has_native and config.num_envs >= _MIN_NATIVE_ENVS and config.vectorization == "auto"
+        prefers_native = has_native and config.num_envs >= MIN_NATIVE_ENVS and config.vectorization == "auto"
         is_only_native = spec is not None and spec.entry_point is None
         if config.vectorization == "native" or prefers_native or is_only_native:
             return _make_native(config, factory, has_native, first_index)

@@ -141,6 +141,18 @@ class RolloutBuffer:
             mine[rows] = theirs[:t]
         self.position += t
 
+    def read_environments(self, which: slice) -> list[NDArray[Any]]:
+        """Copies of the columns of some environments, for `write_environments` of a buffer with more of them."""
+        return [np.ascontiguousarray(array[:, which] if array.ndim > 1 else array) for array in self._arrays()]
+
+    def write_environments(self, which: slice, arrays: list[NDArray[Any]]) -> None:
+        """Write the columns of some environments."""
+        for mine, array in zip(self._arrays(), arrays, strict=True):
+            if mine.ndim > 1:
+                mine[:, which] = array
+            else:  # the same for all environments
+                mine[:] = array
+
     def _arrays(self) -> list[NDArray[Any]]:
         """Every array, in a fixed order."""
         nested = list(self.observation.values()) if isinstance(self.observation, dict) else []

@@ -24,6 +24,7 @@ from palaestra.learner.registry import ALGORITHMS, build_algorithm, config_of, f
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.device import DEVICE_PATTERN, check_device_name
 from palaestra.telemetry import TelemetryConfig
+from palaestra.transport.ray_cluster import ActorsConfig
 
 MAX_SEED = 2**32 - 1
 """The largest seed. Evaluation adds to it, and torch accepts at most 64 bits."""
@@ -123,6 +124,7 @@ class RunConfig(Section):
     policy: PolicyConfig = PolicyConfig()
     algorithm: dict[str, Any] = Field(default_factory=dict)
     trainer: TrainerConfig = TrainerConfig()
+    actors: ActorsConfig = ActorsConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
 
     @property
@@ -169,6 +171,7 @@ SECTIONS: dict[str, type[Section]] = {
     "dataset": DatasetConfig,
     "policy": PolicyConfig,
     "trainer": TrainerConfig,
+    "actors": ActorsConfig,
     "telemetry": TelemetryConfig,
     "ppo": PPOConfig,
     **{name: cls.config_class for name, cls in ALGORITHMS["transitions"].items()},
@@ -312,6 +315,9 @@ def _check_transitions(config: RunConfig) -> None:
             if key == "normalize_observation":
                 remedy += ", or name the dataset whose statistics are used, also for fine-tuning: dataset.id=NAME"
             raise ConfigError(f"env.{key}", True, reason, remedy)
+    if config.actors.backend != "local":
+        reason = f"{name} learns from transitions, whose replay buffer is filled in this process"
+        raise ConfigError("actors.backend", config.actors.backend, reason, "Leave it out, or use algorithm.name=ppo")
     if config.env.action_chunk > 1:
         raise ConfigError("env.action_chunk", config.env.action_chunk, f"{name} takes one action per step")
     if config.dataset is not None and config.algorithm.get("prioritized") and (config.is_offline or config.dataset.mix):
@@ -396,6 +402,9 @@ def _check_rollouts(config: RunConfig) -> None:
             remedy = "Add trainer.collection=asynchronous, or leave it out"
             reason = "has no effect with synchronous collection"
             raise ConfigError(f"trainer.{changed[0]}", getattr(t, changed[0]), reason, remedy)
+    elif t.overflow != "block" and config.actors.backend == "ray":
+        reason = "the segments of a cluster are given to all actors together, and are never overwritten"
+        raise ConfigError("trainer.overflow", t.overflow, reason, "Use trainer.overflow=block")
     elif t.buffer_size is not None:
         check_whole_segments(t.buffer_size, config.rollout_length, place="trainer.buffer_size")
     samples, batch = config.rollout_length * config.env.num_envs, int(config.algorithm["batch_size"])

@@ -46,6 +46,9 @@ def check_rollout_ranks(config: RunConfig, ranks: Ranks) -> None:
         reason = f"cannot be divided among the {size} processes that torchrun started"
         remedy = f"Nearest that can: {' and '.join(str(number) for number in near)}"
         raise ConfigError("env.num_envs", config.env.num_envs, reason, remedy)
+    if config.actors.backend == "ray":
+        reason = f"actors on a cluster serve one learner, and torchrun started {size} processes"
+        raise ConfigError("actors.backend", "ray", reason, "Use actors.backend=local, or start it with palaestra train")
     if t.compiled == "on":
         reason = f"the compiled update is for one process, and torchrun started {size}"
         raise ConfigError("trainer.compiled", "on", reason, "Use trainer.compiled=auto")

@@ -26,6 +26,7 @@ from palaestra.sessions.environment_config import EnvironmentConfig, check_envir
 from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice
 from palaestra.telemetry import TelemetryConfig
 from palaestra.train.config import make_algorithm, read_algorithm
+from palaestra.transport.ray_cluster import ActorsConfig
 
 MOVED = {
     "actor.unreadable_reward": "reward.unreadable_reply",
@@ -110,6 +111,7 @@ class ScreenRunConfig(Section):
     trainer: ScreenTrainerConfig = ScreenTrainerConfig()
     actor: ActorConfig = ActorConfig()
     actor_pool: ActorPoolConfig = ActorPoolConfig()
+    actors: ActorsConfig = ActorsConfig()
     environment: EnvironmentConfig = EnvironmentConfig()
     inference: InferenceConfig = InferenceConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
@@ -195,3 +197,6 @@ def _check_consistency(config: ScreenRunConfig) -> None:
     if config.inference.backend == "process" and config.trainer.collection == "synchronous":
         remedy = "Add trainer.collection=asynchronous, or leave it out"
         raise ConfigError("inference.backend", "process", "has no benefit with synchronous collection", remedy)
+    if config.inference.backend != "thread" and config.actors.backend == "ray":
+        reason = "with actors.backend=ray the sampler is an actor of the cluster"
+        raise ConfigError("inference.backend", config.inference.backend, reason, "Leave it out")

@@ -14,11 +14,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from palaestra.actor.cluster.episode_workers import ClusterEpisodes, EpisodeSetup, SamplerSetup, check_sessions
 from palaestra.actor.episode_source import (
     AsynchronousPlayer,
     EpisodeScheduler,
     EpisodeSource,
     Player,
+    StartWorkers,
     SynchronousPlayer,
 )
 from palaestra.actor.inference import RolloutWorkers, start_rollout_workers
@@ -45,6 +47,7 @@ from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
 from palaestra.train.run import train as run
 from palaestra.train.screen_config import ScreenRunConfig
 from palaestra.transport.ranks import current_ranks
+from palaestra.transport.ray_cluster import RayCluster
 from palaestra.transport.weights import WeightPublisher
 
 ARCHIVE_TRIM_INTERVAL = 20
@@ -52,9 +55,9 @@ ARCHIVE_TRIM_INTERVAL = 20
 
 
 class SamplerPublisher(WeightPublisher[Mapping[str, Tensor]]):
-    """Publishes weights to the acting copy in this process, and to a sampler process or inference engines."""
+    """Publishes weights to the acting copy in this process, and to a sampler elsewhere."""
 
-    def __init__(self, policy: Any, remote: ProcessSampler | ServerSampler | None) -> None:
+    def __init__(self, policy: Any, remote: ProcessSampler | ServerSampler | ClusterEpisodes | None) -> None:
         self._policy, self._remote = policy, remote
         self._published: int | None = None
 
@@ -86,6 +89,7 @@ class _ScreenRun:
         address: SessionAddress,
         warnings: Sequence[str],
         server: ServerSampler | None = None,
+        cluster: RayCluster | None = None,
     ) -> None:
         t = config.trainer
         algorithm = make_algorithm(config.algorithm, "trajectories")
@@ -122,6 +126,7 @@ class _ScreenRun:
             self.source = FirstRankEpisodes(self.source, self._ranks)
         self._process: ProcessSampler | None = None
         self._server = server
+        self._episodes = None if cluster is None else self._prepare_cluster(cluster)
         self.publisher = SamplerPublisher(policy, server)
         self._failures_reported = 0
         self._archive: TrajectoryArchive | None = None
@@ -140,10 +145,18 @@ class _ScreenRun:
         def report(number: int, trajectory: Trajectory) -> None:
             telemetry.emit(EpisodeSummary(number, number, 0, trajectory.total_reward(), len(trajectory)))
 
-        sampler = self._start_sampler()
+        start_workers: StartWorkers
+        if self._episodes is not None:
+            self.publisher, start_workers = SamplerPublisher(self._policy, self._episodes), self._episodes.start_workers
+        else:
+            start_workers = self._local_workers(self._start_sampler())
         self.publisher.publish(self.learner.version, weights)
         self.source.open(
-            self._start_player(sampler), version=self.learner.version, stop=stop, record=self._record, finished=report
+            self._start_player(start_workers),
+            version=self.learner.version,
+            stop=stop,
+            record=self._record,
+            finished=report,
         )
 
     def _start_sampler(self) -> ReplySampler:
@@ -162,8 +175,18 @@ class _ScreenRun:
         self.publisher = SamplerPublisher(self._policy, self._process)
         return self._process
 
-    def _start_player(self, sampler: ReplySampler) -> Player:
-        c, asynchronous = self._config, self._config.trainer.collection == "asynchronous"
+    def _prepare_cluster(self, cluster: RayCluster) -> ClusterEpisodes:
+        c = self._config
+        settings = (c.model, c.trainer.seed, c.inference.torch_threads, c.actor.temperature, c.inference.max_batch)
+        return ClusterEpisodes(
+            cluster,
+            SamplerSetup(*settings, lockstep=c.trainer.collection == "synchronous"),
+            EpisodeSetup(c.environment, self._address, self._policy.grammar, c.actor),
+            c.actor_pool.target_concurrent_actors,
+        )
+
+    def _local_workers(self, sampler: ReplySampler) -> StartWorkers:
+        c = self._config
 
         def start_workers(
             on_failed_attempt: Callable[[Trajectory], None],
@@ -174,12 +197,16 @@ class _ScreenRun:
                 self._policy.grammar,
                 c.actor,
                 max_batch=c.inference.max_batch,
-                lockstep=not asynchronous,
+                lockstep=c.trainer.collection == "synchronous",
                 on_failed_attempt=on_failed_attempt,
             )
 
+        return start_workers
+
+    def _start_player(self, start_workers: StartWorkers) -> Player:
+        c = self._config
         concurrent = c.actor_pool.target_concurrent_actors
-        if not asynchronous:
+        if c.trainer.collection == "synchronous":
             return SynchronousPlayer(start_workers, self._scheduler, concurrent=concurrent)
         return AsynchronousPlayer(
             start_workers,
@@ -259,6 +286,11 @@ class _ScreenRun:
             notices = self._server.notices
             texts += [f"{text[0].upper()}{text[1:]}." for text in notices[self._failures_reported :]]
             self._failures_reported = len(notices)
+        if self._episodes is not None:
+            metrics |= {name: float(count) for name, count in self._episodes.counts.items()}
+            failures = self._episodes.failures
+            texts += [f"An actor was replaced: {text}." for text in failures[self._failures_reported :]]
+            self._failures_reported = len(failures)
         if self._archive is not None and self.source.progress.updates % ARCHIVE_TRIM_INTERVAL == 0:
             self._archive.keep(self._config.trajectories_kept)
         return texts
@@ -298,6 +330,9 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
         if policy is not None and (backend == "process" or (backend == "server" and not isinstance(model, VLMPolicy))):
             reason = "a sampler outside of this process needs the model of the configuration, and a policy was given"
             raise ConfigError("inference.backend", backend, reason, "Use inference.backend=thread")
+        if policy is not None and config.actors.backend == "ray":
+            reason = "the sampler of the cluster builds its model from the configuration, and a policy was given"
+            raise ConfigError("actors.backend", "ray", reason, "Use actors.backend=local")
         ranks = current_ranks()
         if backend == "server" and is_divided(config, ranks):
             reason = "the probe of an adapter needs the whole model in the first process, and fsdp divides it"
@@ -305,11 +340,15 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
         place_sampler(config, model, ranks)
         divide_model(config, model, ranks)
         server: ServerSampler | None = None
+        cluster: RayCluster | None = None
 
         def connect() -> tuple[SessionAddress, list[str]] | None:
-            nonlocal server
+            nonlocal server, cluster
             if not ranks.is_first:
                 return None
+            if config.actors.backend == "ray":
+                cluster = stack.enter_context(RayCluster.connect(config.actors, extra_actors=1))
+                check_sessions(cluster, config.environment)
             address = find_sessions(
                 config.environment,
                 stack,
@@ -321,6 +360,6 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
             return address, check_tasks(config, address)
 
         address, warnings = cast(tuple[SessionAddress, list[str]], ranks.broadcast(ranks.run(connect)))
-        return _ScreenRun(config, model, address, warnings, server)
+        return _ScreenRun(config, model, address, warnings, server, cluster)
 
     return run(config, build, **where)

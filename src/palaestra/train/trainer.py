@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
+from palaestra.actor.cluster.rollout_source import ClusterSource
 from palaestra.actor.collector import Collector, default_seed
 from palaestra.actor.policy_actor import Compiled
 from palaestra.actor.synchronous import SynchronousSource
@@ -103,6 +104,7 @@ class Trainer:
         if n_steps < 1:
             raise ConfigError("collect_rollouts(n_steps)", n_steps, "must be at least 1")
         source = self.training.source
+        assert not isinstance(source, ClusterSource)
         with self.training.limit_threads():
             if isinstance(source, AsynchronousSource):
                 source.sync_weights()
@@ -194,6 +196,7 @@ class Trainer:
     @property
     def collector(self) -> Collector:
         """The collector of the environments."""
+        assert not isinstance(self.training.source, ClusterSource)
         return self.training.source.collector
 
     @property
@@ -234,6 +237,11 @@ class Trainer:
 
 def build_trainer(config: RunConfig) -> Trainer:
     """A trainer from a configuration."""
+    if config.actors.backend != "local":
+        reason = "a Trainer collects on this machine"
+        raise ConfigError(
+            "actors.backend", config.actors.backend, reason, "Use palaestra.train.train or palaestra train"
+        )
     env, policy = make_env_and_policy(config)
     try:
         return Trainer(

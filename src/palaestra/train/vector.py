@@ -14,6 +14,8 @@ from typing import Any
 from torch import nn
 
 from palaestra.actor.asynchronous import AsyncConfig, AsynchronousSource
+from palaestra.actor.cluster.env_share import RemoteEnvs, shares_one_generator
+from palaestra.actor.cluster.rollout_source import ClusterSource
 from palaestra.actor.collector import Collector
 from palaestra.actor.compatibility import check_memory, check_spaces, rollout_spec
 from palaestra.actor.policy_actor import Compiled
@@ -36,9 +38,16 @@ from palaestra.train.evaluation import evaluate_during_training, make_env_and_po
 from palaestra.train.run import RunComponents, RunSchedule, TrainingResult, raise_if_complete, restore
 from palaestra.train.run import train as run
 from palaestra.train.transitions import train_transitions
+from palaestra.transport.object_store import ObjectStorePublisher
 from palaestra.transport.ranks import ALONE, Ranks, current_ranks
+from palaestra.transport.ray_cluster import RayCluster
 from palaestra.transport.weights import BoardPublisher, SharedWeights
 
+ONE_COPY = {"num_envs": 1, "vectorization": "in_process"}
+SHARED_GENERATOR = (
+    "The copies of this environment draw from one generator (env.vectorization), so that several actors play other "
+    "episodes than one. For the same numbers as on one machine set env.vectorization=in_process."
+)
 SMALL_NETWORK = 200_000
 """Number of parameters below which a second torch thread does not pay off."""
 
@@ -61,10 +70,12 @@ class VectorTraining:
         asynchronous: AsyncConfig | None = None,
         env_config: EnvConfig | None = None,
         ranks: Ranks = ALONE,
+        cluster: RayCluster | None = None,
     ) -> None:
         """`asynchronous`: settings of asynchronous collection, None: synchronous. Other arguments as in `Trainer`.
 
-        `ranks`: the processes that train together; `env` is this process's share of the environments.
+        `ranks`: the processes that train together; `env` is this process's share of the environments. `cluster`: where
+        actors run, None: on this machine.
         """
         check_spaces(policy, env)
         # Before acting: the memory layout of the weights affects the last digits.
@@ -72,9 +83,23 @@ class VectorTraining:
         self.policy, self.env, self.planned_timesteps = policy, env, 0
         self._torch_threads, self._ranks = torch_threads, ranks
         discount = algorithm.config.gamma if normalize_reward else None
-        self.source: SynchronousSource | AsynchronousSource
-        self.publisher: SharedWeights | BoardPublisher
-        if asynchronous is None:
+        self.source: SynchronousSource | AsynchronousSource | ClusterSource
+        self.publisher: SharedWeights | BoardPublisher | ObjectStorePublisher
+        if cluster is not None:
+            assert env_config is not None
+            self.source = ClusterSource(
+                cluster,
+                asynchronous,
+                policy,
+                env,
+                seed=seed,
+                compiled=compiled,
+                discount=discount,
+                env_config=env_config,
+                torch_threads=torch_threads or 1,
+            )
+            self.publisher = self.source.publisher
+        elif asynchronous is None:
             share = ranks.share(env.num_envs * ranks.size)
             collector = Collector(env, policy, seed=seed, compiled=compiled, discount=discount, share=share)
             self.source, self.publisher = SynchronousSource(collector, ranks=ranks), SharedWeights()
@@ -118,7 +143,7 @@ class VectorTraining:
 
     def check_memory(self, length: int, ring: int | None = None, *, num_envs: int | None = None) -> None:
         """Raise `ConfigError` if rollouts of `length` steps (`ring` in all) and the policy do not fit in memory."""
-        usual = self.source.default_segments if isinstance(self.source, AsynchronousSource) else None
+        usual = None if isinstance(self.source, SynchronousSource) else self.source.default_segments
         segments = usual and (ring // length if ring else usual)
         epochs = self.learner.algorithm.config.n_epochs
         check_memory(self.policy, self.env, length, n_epochs=epochs, ring_segments=segments, num_envs=num_envs)
@@ -157,8 +182,10 @@ class VectorTraining:
 class _VectorRun(VectorTraining):
     """The components of a run."""
 
-    def __init__(self, config: RunConfig, policy: nn.Module, env: VectorEnv, ranks: Ranks) -> None:
-        settings = training_settings(config) | {"ranks": ranks}
+    def __init__(
+        self, config: RunConfig, policy: nn.Module, env: VectorEnv, ranks: Ranks, cluster: RayCluster | None
+    ) -> None:
+        settings = training_settings(config) | {"ranks": ranks, "cluster": cluster}
         if ranks.size > 1:
             settings["env_config"] = config.env.model_copy(update={"num_envs": env.num_envs})
         super().__init__(policy, env, make_algorithm(config.algorithm, "rollouts"), **settings)
@@ -196,6 +223,8 @@ class _VectorRun(VectorTraining):
     def notices(self) -> Sequence[tuple[str, str]]:
         """Notices about the device and from the policy."""
         texts = [*device_notices(self.policy), *getattr(self.policy, "notices", ())]
+        if isinstance(self.source, ClusterSource) and shares_one_generator(self._config.env, self.source.num_shares):
+            texts.append(SHARED_GENERATOR)
         ranks = [("info", text) for text in rank_notices(self._config, self._ranks)]
         return [*ranks, *(("warning", text) for text in texts)]
 
@@ -214,12 +243,20 @@ def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any
 
     def build(stack: ExitStack) -> RunComponents:
         # A checkpoint has all weights, so a resume does not need the pretrained file.
-        ranks = current_ranks()
+        ranks, cluster = current_ranks(), None
         check_rollout_ranks(config, ranks)
-        share = ranks.share(config.env.num_envs)
-        env, policy = make_env_and_policy(config, pretrained=resume is None, share=share)
-        stack.callback(env.close)
-        training = _VectorRun(config, policy, env, ranks)
+        if config.actors.backend == "ray":
+            # One copy of the environment is enough for its spaces.
+            probe = config.model_copy(update={"env": config.env.model_copy(update=ONE_COPY)})
+            cluster = stack.enter_context(RayCluster.connect(config.actors))
+            first, policy = make_env_and_policy(probe, pretrained=resume is None)
+            stack.callback(first.close)
+            env: VectorEnv = RemoteEnvs(first, config.env.num_envs)
+        else:
+            share = ranks.share(config.env.num_envs)
+            env, policy = make_env_and_policy(config, pretrained=resume is None, share=share)
+            stack.callback(env.close)
+        training = _VectorRun(config, policy, env, ranks, cluster)
         training.check_memory(config.rollout_length, config.trainer.buffer_size)
         stack.enter_context(training.limit_threads())
         return training
