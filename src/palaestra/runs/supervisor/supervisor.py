@@ -31,6 +31,7 @@ from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
 from palaestra.runs.record import RunChanges, RunEdit, RunEvent, RunRecord
+from palaestra.runs.remote.machines import Machines
 from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.event_log import RunEventLog
@@ -40,6 +41,7 @@ from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.context import BackgroundTasks, SupervisorContext
 from palaestra.runs.supervisor.launch_planner import LaunchPlanner, Preview
 from palaestra.runs.supervisor.queue import (
+    HERE,
     QueuedRun,
     QueueFile,
     QueueStatus,
@@ -75,6 +77,8 @@ from palaestra.telemetry.event import Record
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _EDIT_TIMEOUT_S = 5.0
+_MACHINE_RETRY_S = 15.0
+"""Pause before a machine that did not answer is tried again for queued runs."""
 _MAX_LISTED = 200
 """Queued runs in a `QueueStatus`."""
 
@@ -104,7 +108,9 @@ class Supervisor:
             Slots(self._config.max_running),
             min_free_disk_mb=self._config.min_free_disk_mb,
             add_installed=add_installed,
+            machines=Machines(self._config.hosts, clock),
         )
+        self._unreachable: dict[str, str] = {}
         self._archive = RunArchive(home, registry, catalogue, self._config.retention, clock)
         self._runs: dict[str, SupervisedRun] = {}
         self._reserved: set[str] = set()
@@ -146,6 +152,7 @@ class Supervisor:
             tasks=self._tasks,
             clock=self._clock,
             on_run_ended=self._remove_run,
+            on_unreachable=self._wait_for_machine,
         )
         self._home.runs.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(remove_unfinished, self._home)
@@ -241,7 +248,8 @@ class Supervisor:
             raise IllegalTransition(f"{run_id} has ended, and its last telemetry waits for space on the disk")
         paths = self._home.run(run_id)
         await asyncio.to_thread(check_no_trainer, paths)
-        spec = change_spec(read_current_spec(paths, await asyncio.to_thread(RunEventLog(paths).read)), request.changes)
+        current = read_current_spec(paths, await asyncio.to_thread(RunEventLog(paths).read))
+        spec = change_spec(current, request.changes, request.on)
         await self.planner.get_runner(spec.runner)
         point = await asyncio.to_thread(find_resume_point, self._home, self._registry, record, request.checkpoint)
         attempt = attempt_paths(paths, next_attempt(paths, record.attempt), point.checkpoint.path)
@@ -402,17 +410,44 @@ class Supervisor:
         if self._context is None:
             return
         queued = self._list_queued()
-        running = {run_id: run.gpus for run_id, run in self._runs.items() if not run.is_queued}
-        self._waiting_reasons = waiting_reasons(queued, running, self.planner.slots, self._draining)
+        running = {run_id: run.lease for run_id, run in self._runs.items() if not run.is_queued}
+        machines = self._list_slots(queued)
+        self._waiting_reasons = waiting_reasons(queued, running, machines, self._draining)
         self._queue_file.write(self._draining, self._waiting_reasons)
-        for run_id, leased in next_launches(queued, running, self.planner.slots, self._draining).items():
+        for run_id, lease in next_launches(queued, running, machines, self._draining).items():
             run = self._runs[run_id]
-            run.gpus, run.has_slot = leased, True
+            run.lease, run.has_slot = lease, True
             self._tasks.spawn(run.launch())
 
     def _list_queued(self) -> list[QueuedRun]:
         runs = ((run_id, run.state.record, run.spec) for run_id, run in self._runs.items() if run.is_queued)
-        return [QueuedRun(run_id, record.priority, record.created, spec.gpus) for run_id, record, spec in runs]
+        return [
+            QueuedRun(run_id, record.priority, record.created, spec.gpus, self._list_machines(spec))
+            for run_id, record, spec in runs
+        ]
+
+    def _list_machines(self, spec: RunSpec) -> tuple[str, ...]:
+        try:
+            return self.planner.machines.table.candidates(spec.on)
+        except ConfigError:
+            return ()  # a host that the settings no longer have
+
+    def _list_slots(self, queued: Sequence[QueuedRun]) -> dict[str, Slots]:
+        names = {HERE, *(name for run in queued for name in run.machines)}
+        return {
+            name: replace(self.planner.slots_of(name), problem=self._unreachable.get(name, "")) for name in names
+        }
+
+    def _wait_for_machine(self, machine: str, reason: str) -> None:
+        """Launch nothing on a machine that does not answer, for a while."""
+        self._unreachable[machine] = reason
+        self._tasks.spawn(self._try_machine_again(machine))
+        self._launch_queued()
+
+    async def _try_machine_again(self, machine: str) -> None:
+        await asyncio.sleep(_MACHINE_RETRY_S)
+        self._unreachable.pop(machine, None)
+        self._launch_queued()
 
     async def _scan_periodically(self) -> None:
         """Keep the registry complete and the rows of unsupervised runs up to date."""
