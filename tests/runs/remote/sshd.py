@@ -81,11 +81,15 @@ class Sshd:
 
     def cut_links(self, *, listener: bool = False) -> int:
         """Kill the processes that serve connections; returns how many."""
-        connections = [pid for pid in list_descendants(self._process.pid) if _is_sshd(pid)]
+        connections = self.connections()
         for pid in [*([self._process.pid] if listener else []), *connections]:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return len(connections)
+
+    def connections(self) -> list[int]:
+        """The processes that serve connections."""
+        return [pid for pid in list_descendants(self._process.pid) if _is_sshd(pid)]
 
     def change_host_key(self) -> None:
         """Have another key from the next start on."""

@@ -79,6 +79,7 @@ class AttemptProcess:
 
     unreachable = ""
     """Why the machine of the attempt cannot be asked about it: this machine always can."""
+    is_visible = True
 
     @property
     def watchdog_alive(self) -> bool:

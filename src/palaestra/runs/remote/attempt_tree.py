@@ -32,7 +32,7 @@ def is_mirrored(name: str) -> bool:
     parts = PurePosixPath(name).parts
     if not parts or parts[0] in _LOCAL or PurePosixPath(name).is_absolute() or "\0" in name:
         return False
-    return not any(part.startswith(".") or part == "__pycache__" for part in parts)
+    return not any(part.startswith(".") or part.endswith(".tmp") or part == "__pycache__" for part in parts)
 
 
 def is_growing(name: str) -> bool:

@@ -35,6 +35,8 @@ _PACKAGES = {
 }
 """Packages that a machine needs for a runner, besides what its script imports."""
 _MB = 1 << 20
+_ANSWER_HOLDS_S = 5.0
+"""A request, its preview and its launch follow each other closely and ask the same."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ class Machines:
         self._clock = clock
         self._connections: dict[str, Connection] = {}
         self._facts: dict[str, MachineFacts] = {}
+        self._answers: dict[str, tuple[JsonObject, MachineFacts, float]] = {}
 
     def capacity(self, name: str) -> Capacity:
         """How many runs fit on a machine, by its settings or by what it last answered; one before its first answer."""
@@ -95,6 +98,9 @@ class Machines:
             "packages": list(_PACKAGES.get(spec.runner, ())),
             "python": spec.python,
         }
+        known = self._answers.get(name)
+        if known is not None and known[0] == request and time.monotonic() - known[2] < _ANSWER_HOLDS_S:
+            return known[1]
         asked = self._clock()
         answer = await self._connection(host).check(request)
         now = self._clock()
@@ -102,6 +108,7 @@ class Machines:
         there = float(answer.get("time") or now)
         skew = max(0.0, there - now) or min(0.0, there - asked)
         facts = self._facts[name] = MachineFacts(answer, skew)
+        self._answers[name] = (request, facts, time.monotonic())
         return facts
 
     def findings(self, name: str, facts: MachineFacts, spec: RunSpec, shipment: Shipment) -> Iterator[Finding]:
@@ -177,6 +184,7 @@ class Machines:
             archive = await asyncio.to_thread(snapshot.pack)
             digest = hashlib.sha256(archive).hexdigest()
             request = {"directory": directory, "place": place, "size": len(archive), "sha256": digest}
+            self._answers.pop(host.name, None)
             answer = await self._connection(host).put(request, archive)
             if "error" in answer:
                 reason = f"{snapshot.about} cannot be stored there ({answer['error']})"

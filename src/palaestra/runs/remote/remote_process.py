@@ -107,6 +107,11 @@ class RemoteProcess:
         self._problem, self._down_since = "", time.monotonic()
 
     @property
+    def is_visible(self) -> bool:
+        """Whether the link works, so that silence means that nothing happens there."""
+        return not self._problem
+
+    @property
     def unreachable(self) -> str:
         """Why the machine cannot be asked about the run; empty while the link works."""
         if not self._problem or time.monotonic() - self._down_since < UNREACHABLE_AFTER_S:

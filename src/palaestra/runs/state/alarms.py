@@ -48,12 +48,16 @@ class AlarmMonitor:
         *,
         watchdog_gone: bool = False,
         unreachable: str = "",
+        is_visible: bool = True,
     ) -> None:
-        """Process the progress of the attempt, which has taken this many steps so far."""
+        """Process the progress of the attempt, which has taken this many steps so far.
+
+        `unreachable` says why its machine does not answer; while it does not, the attempt is not visible.
+        """
         before, self._progress = self._progress, progress
         self._steps, self._watchdog_gone, self._unreachable = steps, watchdog_gone, unreachable
         # A run that cannot be seen is not stalled.
-        if unreachable or _activity(progress) != _activity(before):
+        if not is_visible or _activity(progress) != _activity(before):
             self._last_activity = now
         if progress.tracebacks > before.tracebacks:
             self._traceback_at = now

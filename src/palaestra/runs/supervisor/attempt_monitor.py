@@ -78,7 +78,12 @@ class AttemptMonitor:
         steps = self._totals_before.new_steps(progress)
         process = self._process
         self._alarms.update(
-            progress, steps, now, watchdog_gone=process.watchdog_gone, unreachable=process.unreachable
+            progress,
+            steps,
+            now,
+            watchdog_gone=process.watchdog_gone,
+            unreachable=process.unreachable,
+            is_visible=process.is_visible,
         )
         await self._update_alarms(now)
         if now - self._row_updated >= _ROW_INTERVAL_S:
