@@ -167,7 +167,8 @@ def resolve_environment(spec: RunSpec, environment: Mapping[str, str]) -> RunSpe
     checkout = (spec.invoked_from / Path(directory).expanduser()).resolve()
     changes = {} if spec.config.get("checkout") or spec.checkout else {"checkout": str(checkout)}
     project_environment = environment.get("UV_PROJECT_ENVIRONMENT")
-    if spec.python is None and project_environment:
+    # On another machine, the interpreter is one of that machine.
+    if spec.python is None and project_environment and spec.on is None:
         # uv resolves a relative path against the project.
         python = checkout / project_environment / "bin" / "python"
         changes |= {"python": str(python)} if python.is_file() else {}

@@ -87,6 +87,10 @@ class Sshd:
                 os.kill(pid, signal.SIGKILL)
         return len(connections)
 
+    def links(self) -> list[int]:
+        """The agents that report to a service right now."""
+        return [pid for pid in list_descendants(self._process.pid) if b"agent.py" in _read(pid, "cmdline")]
+
     def connections(self) -> list[int]:
         """The processes that serve connections."""
         return [pid for pid in list_descendants(self._process.pid) if _is_sshd(pid)]
@@ -107,10 +111,14 @@ class Sshd:
 
 
 def _is_sshd(pid: int) -> bool:
+    return _read(pid, "comm").startswith(b"sshd")
+
+
+def _read(pid: int, name: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/comm").read_text().startswith("sshd")
+        return Path(f"/proc/{pid}/{name}").read_bytes()
     except OSError:
-        return False
+        return b""
 
 
 @contextlib.contextmanager

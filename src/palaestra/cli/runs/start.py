@@ -46,6 +46,10 @@ _ScriptOption = Annotated[
     str | None, typer.Option(metavar="SCRIPT", help="Script or algorithm of the runner, such as dqn.")
 ]
 _PythonOption = Annotated[str | None, typer.Option(metavar="PATH", help="Python interpreter or virtual environment.")]
+_OnOption = Annotated[
+    str | None,
+    typer.Option("--on", metavar="HOST", help="Another machine: a host or group, any, user@host or ray://host."),
+]
 _WarmStartOption = Annotated[
     str | None, typer.Option(metavar="CHECKPOINT", help="Start from the weights of this checkpoint.")
 ]
@@ -76,6 +80,7 @@ def start(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.")] = None,
     python: _PythonOption = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Prefix of the run id.")] = "",
+    on: _OnOption = None,
     priority: Annotated[int, typer.Option(metavar="N", help="Higher starts sooner (-100 to 100).")] = 0,
     gpus: Annotated[int, typer.Option(metavar="N", help="Number of GPUs to lease for the run.")] = 0,
     memory_mb: Annotated[int | None, typer.Option(metavar="MB", help="Memory limit of the run.")] = None,
@@ -109,6 +114,7 @@ def start(
         seed=seed,
         python=python,
         name=name or default_name,
+        on=on,
         priority=priority,
         gpus=gpus,
         memory_mb=memory_mb,
@@ -171,6 +177,10 @@ def resume(
         str | None,
         typer.Option(metavar="CHECKPOINT", help="Id, prefix, file name or path. Default: the newest undamaged."),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="HOST", help="Another machine than before; empty: this one."),
+    ] = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -186,11 +196,11 @@ def resume(
     (run_id,) = resolve_runs([run])
     path = _resolve_checkpoint(checkpoint)
     try:
-        record = service.resume_run(run_id, checkpoint=path, changes=values)
+        record = service.resume_run(run_id, checkpoint=path, changes=values, on=on)
     except ConsentRequired as error:
         print(error, file=sys.stderr)
         confirm("run this foreign code", yes)
-        record = service.resume_run(run_id, error.digest, checkpoint=path, changes=values)
+        record = service.resume_run(run_id, error.digest, checkpoint=path, changes=values, on=on)
     if as_json:
         print_json(record)
     else:

@@ -2,6 +2,7 @@
 
     python -I -S agent.py follow      over a pipe such as that of SSH: frames on stdout, requests on stdin
     python -I -S agent.py job         as the entry point of a Ray job: the same frames as lines of its log
+    python -I -S agent.py stop        as the entry point of another job on the same node: stops the attempt
 
 It uses the same watchdog, stop and process files as the run service does at home. The attempt does not depend on it: if
 it ends, for example with its connection, the trainer and its watchdog continue, and the next agent reports the rest.
@@ -33,17 +34,17 @@ from palaestra.processes.procfs import boot_id
 from palaestra.runs.process.attempt_process import AttemptProcess, has_run
 from palaestra.runs.process.resource_usage import ResourceSampler
 from palaestra.runs.remote.attempt_tree import AttemptTree, Send
-from palaestra.runs.remote.frames import LOG_PREFIX, encode_frame
+from palaestra.runs.remote.frames import CODE, JOB_VARIABLE, LOG_PREFIX, NODE_HOME, encode_frame
 from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.state.attempt_files import read_status
 from palaestra.runs.wire import JsonObject
 
-JOB_VARIABLE = "PALAESTRA_JOB"
-"""The request of a Ray job: zlib, base64, JSON."""
 MAX_LOG_FILE_BYTES = 64 << 20
 """Larger files do not travel through the log of a job."""
 _POLL_S = 0.1
 _BEAT_S = 2.0
+_LOG_BEAT_S = 30.0
+"""A beat in the log of a job stays there."""
 _SAMPLE_S = 5.0
 
 
@@ -100,8 +101,10 @@ async def _launch(attempt: Attempt, launch: JsonObject) -> None:
 class Reporter:
     """Reports one attempt: its files, whether it is watched, and how it ended."""
 
-    def __init__(self, attempt: Attempt, tree: AttemptTree, send: Send, gpus: tuple[str, ...]) -> None:
-        self._attempt, self._tree, self._send, self._gpus = attempt, tree, send, gpus
+    def __init__(
+        self, attempt: Attempt, tree: AttemptTree, send: Send, gpus: tuple[str, ...], beat_s: float
+    ) -> None:
+        self._attempt, self._tree, self._send, self._gpus, self._beat_s = attempt, tree, send, gpus, beat_s
         self._wake = asyncio.Event()
         self._stops: set[asyncio.Task[None]] = set()
         self._process = AttemptProcess.adopt(attempt)
@@ -151,15 +154,17 @@ class Reporter:
         pid = None if process.trainer is None else process.trainer.pid
         status = {"kind": "status", "watchdog_gone": process.watchdog_gone, "pid": pid}
         now = time.monotonic()
-        if status != self._status or now - self._beat >= _BEAT_S:
+        if status != self._status or now - self._beat >= self._beat_s:
             self._status, self._beat = status, now
             self._send(status, b"")
 
 
-def _reporter(request: JsonObject, send: Send, max_whole_bytes: int | None = None) -> Reporter:
+def _reporter(
+    request: JsonObject, send: Send, *, max_whole_bytes: int | None = None, beat_s: float = _BEAT_S
+) -> Reporter:
     attempt = locate_attempt(request)
     tree = AttemptTree(attempt.path, request["offsets"], request["versions"], max_whole_bytes=max_whole_bytes)
-    return Reporter(attempt, tree, send, tuple(request["gpus"]))
+    return Reporter(attempt, tree, send, tuple(request["gpus"]), beat_s)
 
 
 async def follow() -> int:
@@ -194,26 +199,43 @@ async def _read_requests(requests: asyncio.StreamReader, reporter: Reporter) -> 
 
 async def job() -> int:
     """The entry point of a Ray job: start the attempt, report it in the log, and exit as the trainer did."""
-    request = json.loads(zlib.decompress(base64.b64decode(os.environ.pop(JOB_VARIABLE))))
+    # Ray signals every process of a job that is stopped from outside: the watchdog ends the trainer, and we report it.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: None)
+    request = _read_job_request()
 
     def send(header: JsonObject, body: bytes) -> None:
         text = base64.b64encode(body).decode()
         sys.stdout.write(f"{LOG_PREFIX}{json.dumps({**header, 'data': text})}\n")
         sys.stdout.flush()
 
-    for name, text in request["places"].items():
-        # Ray unpacks the code under a name of its own, and the job may be on any node.
-        request = json.loads(json.dumps(request).replace(name, json.dumps(os.path.expanduser(text))[1:-1]))
     refusal = await start(request)
     send({"kind": "refused", "reason": refusal} if refusal else {"kind": "started"}, b"")
     if refusal:
         return 1
-    reporter = _reporter({**request, "offsets": {}, "versions": {}}, send, MAX_LOG_FILE_BYTES)
-    stop = {"reason": "operator", "grace_s": request["grace_s"]}
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, lambda: reporter.stop(stop))
-    await reporter.run()
+    everything = {**request, "offsets": {}, "versions": {}}
+    await _reporter(everything, send, max_whole_bytes=MAX_LOG_FILE_BYTES, beat_s=_LOG_BEAT_S).run()
     exit_ = read_status(locate_attempt(request)).exit
     return 0 if exit_ is not None and exit_.returncode == 0 else 1
+
+
+async def stop() -> int:
+    """The entry point of a second Ray job on the same node: stop the attempt as at home."""
+    request = _read_job_request()
+    process = AttemptProcess.adopt(locate_attempt(request))
+    if process is not None:
+        await process.stop(str(request["stop"]["reason"]), float(request["stop"]["grace_s"]))
+    return 0
+
+
+def _read_job_request() -> JsonObject:
+    data = os.environ.pop(JOB_VARIABLE)
+    text = zlib.decompress(Path(data[1:]).read_bytes() if data.startswith("@") else base64.b64decode(data)).decode()
+    # Ray unpacks the code under a name of its own, and the job may be on any node.
+    home = os.path.expanduser(json.loads(text)["home"])
+    for name, place in ((CODE, os.getcwd()), (NODE_HOME, home)):
+        text = text.replace(name, json.dumps(place)[1:-1])
+    request: JsonObject = json.loads(text)
+    return request
 
 
 async def _first(*work: Awaitable[None]) -> None:
@@ -226,7 +248,7 @@ async def _first(*work: Awaitable[None]) -> None:
         task.result()
 
 
-_VERBS: dict[str, Callable[[], Awaitable[int]]] = {"follow": follow, "job": job}
+_VERBS: dict[str, Callable[[], Awaitable[int]]] = {"follow": follow, "job": job, "stop": stop}
 
 if __name__ == "__main__":
     try:

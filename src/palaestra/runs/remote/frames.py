@@ -11,7 +11,10 @@ from palaestra.runs.wire import JsonObject
 
 LOG_PREFIX = "@palaestra-link "
 """Marks a message in the log of a job, where everything is text and each message is one line."""
-_MAX_HEADER_BYTES = 1 << 16
+JOB_VARIABLE = "PALAESTRA_JOB"
+"""Environment variable of a job that holds its request: JSON, zlib, base64; or `@` and a file of its code."""
+CODE, NODE_HOME = "@palaestra-code@", "@palaestra-home@"
+"""Stand in the request of a job for directories of the node that Ray chooses."""
 _MAX_BODY_BYTES = 1 << 24
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from palaestra.errors import ConfigError, HostUnreachable, LaunchRefused
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.remote.connection import Connection, connect
+from palaestra.runs.remote.frames import CODE, NODE_HOME
 from palaestra.runs.remote.hosts import Host, HostConfig, HostTable
 from palaestra.runs.remote.remote_process import RemotePlace, RemoteProcess, Spawn
 from palaestra.runs.remote.snapshot import Snapshot, package_snapshot, project_snapshot
@@ -243,10 +244,6 @@ def _layout(host: Host, facts: MachineFacts, spec: RunSpec, shipment: Shipment) 
             moved[str(shipment.checkpoint)] = f"{directory}/{place}/{shipment.checkpoint.name}"
     python = spec.python or str(facts.data["executable"])
     return RemoteLayout(directory, f"{directory}/code/{shipment.package.digest}", project, python, moved)
-
-
-CODE, NODE_HOME = "@palaestra-code@", "@palaestra-home@"
-"""Stand for directories of the node that Ray chooses."""
 
 
 def _list_places(shipment: Shipment, spec: RunSpec, name: str) -> list[str]:

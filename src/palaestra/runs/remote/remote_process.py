@@ -236,6 +236,7 @@ class RemoteProcess:
             "run_id": attempt.path.parent.name,
             "attempt": attempt.number,
             "directory": place.directory,
+            "home": self._host.config.directory,
             "gpus": list(place.gpus),
             "grace_s": place.grace_s,
             "start": self._start,

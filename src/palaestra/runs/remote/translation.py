@@ -78,6 +78,8 @@ def translate_plan(
         "PALAESTRA_HOME": layout.directory,
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
     }
+    if host.address.kind == "ray" and spec.gpus:
+        del environment["CUDA_VISIBLE_DEVICES"]  # Ray sets it on the node
     there = AttemptPaths(paths.run_id, paths.attempt, Path(run), Path(attempt), Path(attempt) / "work")
     return replace(
         plan,
