@@ -120,7 +120,11 @@ def test_every_machine_has_slots_and_gpus_of_its_own():
 
 def test_a_run_that_waits_is_told_which_machine_it_waits_for():
     machines = {HERE: Slots(1), "box": Slots(1, ("0", "1")), "far": Slots(3, problem="cannot be reached (refused)")}
-    waiting = [QueuedRun("a", machines=("box",)), QueuedRun("b", machines=("far",)), QueuedRun("c", machines=("box", "far"))]
+    waiting = [
+        QueuedRun("a", machines=("box",)),
+        QueuedRun("b", machines=("far",)),
+        QueuedRun("c", machines=("box", "far")),
+    ]
     assert waiting_reasons(waiting, {"x": Lease((), "box")}, machines) == {
         "a": "waits for a slot on box (1 of 1 in use)",
         "b": "waits for far: cannot be reached (refused)",

@@ -362,5 +362,7 @@ def _possible_phases(phases: Collection[Phase] | None) -> Collection[Phase] | No
 def _matches(row: RunRecord, words: Collection[str]) -> bool:
     if not words:
         return True
-    text = "\n".join((row.run_id, row.name, row.agent_id, row.env_id, row.host, *row.tags, row.notes, row.reason)).lower()
+    text = "\n".join(
+        (row.run_id, row.name, row.agent_id, row.env_id, row.host, *row.tags, row.notes, row.reason)
+    ).lower()
     return all(word in text for word in words)

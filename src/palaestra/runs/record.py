@@ -73,8 +73,8 @@ class Alarm:
     __pydantic_config__ = API_SCHEMA
 
     code: str
-    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `watchdog_gone`, `unreachable`, `drift`; and about metrics
-    `non_finite`, `dropped_events`, `left_out_metrics`, which remain when the run has ended."""
+    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `watchdog_gone`, `unreachable`, `drift`;
+    and about metrics `non_finite`, `dropped_events`, `left_out_metrics`, which remain when the run has ended."""
     text: str
     since: float
 

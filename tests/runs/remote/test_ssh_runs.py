@@ -1,4 +1,4 @@
-"""Runs on another machine over SSH: the same events, logs, checkpoints and stops as at home, over a link that breaks."""
+"""Runs on another machine over SSH: events, logs, checkpoints and stops as at home, over a link that breaks."""
 
 import asyncio
 import os

@@ -20,8 +20,9 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from typing import Any
 
 if not __package__:
     # Started by path without site-packages: make our own package importable.
@@ -101,9 +102,7 @@ async def _launch(attempt: Attempt, launch: JsonObject) -> None:
 class Reporter:
     """Reports one attempt: its files, whether it is watched, and how it ended."""
 
-    def __init__(
-        self, attempt: Attempt, tree: AttemptTree, send: Send, gpus: tuple[str, ...], beat_s: float
-    ) -> None:
+    def __init__(self, attempt: Attempt, tree: AttemptTree, send: Send, gpus: tuple[str, ...], beat_s: float) -> None:
         self._attempt, self._tree, self._send, self._gpus, self._beat_s = attempt, tree, send, gpus, beat_s
         self._wake = asyncio.Event()
         self._stops: set[asyncio.Task[None]] = set()
@@ -248,11 +247,11 @@ async def _first(*work: Awaitable[None]) -> None:
         task.result()
 
 
-_VERBS: dict[str, Callable[[], Awaitable[int]]] = {"follow": follow, "job": job, "stop": stop}
+_VERBS: dict[str, Callable[[], Coroutine[Any, Any, int]]] = {"follow": follow, "job": job, "stop": stop}
 
 if __name__ == "__main__":
     try:
-        code = asyncio.run(_VERBS[sys.argv[1]]())  # type: ignore[arg-type]
+        code = asyncio.run(_VERBS[sys.argv[1]]())
     except (BrokenPipeError, ConnectionError):
         code = 0  # the other side is gone; the attempt continues
     # Threads may still be writing to a connection that is gone.

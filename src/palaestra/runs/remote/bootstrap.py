@@ -6,6 +6,8 @@
 It is uploaded first, so that a machine without Palaestra, or with a Python that is too old for it, can say so.
 """
 
+from __future__ import annotations
+
 import hashlib
 import io
 import json
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from typing import Any, BinaryIO
 
 _PROBE = """
 import importlib.metadata, importlib.util, json, sys
@@ -30,7 +33,7 @@ _UNUSED_AFTER_S = 30 * 24 * 3600.0
 """Unpacked code that no run has used for this long is removed when other code arrives."""
 
 
-def check(request):
+def check(request: dict[str, Any]) -> dict[str, Any]:
     """Facts about this machine: interpreter, packages, space, processors, clock, and which places are empty."""
     directory = os.path.abspath(os.path.expanduser(request["directory"]))
     python = os.path.expanduser(request.get("python") or sys.executable)
@@ -52,11 +55,11 @@ def check(request):
     }
 
 
-def put(request, stream):
+def put(request: dict[str, Any], stream: BinaryIO) -> dict[str, Any]:
     """Unpack an archive at a place of the directory, completely or not at all."""
     target = os.path.join(os.path.abspath(os.path.expanduser(request["directory"])), request["place"])
     parent = os.path.dirname(target)
-    temporary = os.path.join(parent, ".%d.tmp" % os.getpid())
+    temporary = os.path.join(parent, f".{os.getpid()}.tmp")
     try:
         # Only the owner: the code and what it trains on may not be everyone's.
         os.makedirs(parent, mode=0o700, exist_ok=True)
@@ -75,12 +78,12 @@ def put(request, stream):
             _remove_unused(parent, target)
         return {"ok": True}
     except OSError as error:
-        return {"error": "%s: %s" % (parent, error.strerror or error)}
+        return {"error": f"{parent}: {error.strerror or error}"}
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _remove_unused(code, kept):
+def _remove_unused(code: str, kept: str) -> None:
     for name in os.listdir(code):
         path = os.path.join(code, name)
         try:
@@ -90,19 +93,18 @@ def _remove_unused(code, kept):
             continue
 
 
-def _probe(python, packages):
+def _probe(python: str, packages: list[str]) -> Any:
     try:
         done = subprocess.run(
             [python, "-c", _PROBE, *packages],
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
+            capture_output=True,
             timeout=60,
         )
         if done.returncode == 0:
             return json.loads(done.stdout.decode())
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        return {"error": "exit code %d: %s" % (done.returncode, lines[-1] if lines else "no output")}
+        return {"error": f"exit code {done.returncode}: {lines[-1] if lines else 'no output'}"}
     except subprocess.TimeoutExpired:
         return {"error": "no answer within 60 s"}
     except OSError as error:
@@ -111,7 +113,7 @@ def _probe(python, packages):
         return {"error": "its answer cannot be read"}
 
 
-def _list_gpus():
+def _list_gpus() -> list[str]:
     try:
         done = subprocess.run(
             ["nvidia-smi", "--query-gpu=index", "--format=csv,noheader"],
@@ -125,14 +127,14 @@ def _list_gpus():
     return done.stdout.decode().split() if done.returncode == 0 else []
 
 
-def _read_exactly(stream, size):
+def _read_exactly(stream: BinaryIO, size: int) -> bytes:
     data = stream.read(size)
     if len(data) != size:
         raise OSError("the connection ended before the archive was complete")
     return data
 
 
-def main(verb):
+def main(verb: str) -> int:
     """Answer one request with one line of JSON."""
     stream = sys.stdin.buffer
     request = json.loads(stream.readline().decode())

@@ -1,8 +1,8 @@
 """The commands that reach another machine: `ssh` for a host, a program of ours for the jobs of a Ray cluster.
 
 Every request is a process whose standard input and output are the connection. `ssh` is the system's, so that keys,
-agents, jump hosts and known hosts are as the user has them; it never asks anything. What it prints when it fails becomes
-one sentence with a remedy.
+agents, jump hosts and known hosts are as the user has them; it never asks anything. What it prints when it fails
+becomes one sentence with a remedy.
 """
 
 from __future__ import annotations
@@ -153,7 +153,9 @@ class SshConnection:
             reason = f"refuses the user or the key ({denied.strip()[:200]})"
             return self._error(reason, f"ssh {target} must work without a password", permanent=True)
         if "Bad configuration option" in stderr or "unknown option" in stderr or "Bad " in last:
-            return self._error(f"ssh refuses its options ({last})", f"Correct {OPTIONS_VARIABLE} or ssh_options", permanent=True)
+            return self._error(
+                f"ssh refuses its options ({last})", f"Correct {OPTIONS_VARIABLE} or ssh_options", permanent=True
+            )
         return self._error(f"cannot be reached ({last})", f"Try: ssh {target} true")
 
     def _error(self, reason: str, remedy: str = "", *, permanent: bool = False) -> HostUnreachable:

@@ -231,7 +231,9 @@ def _check_ssh_machine(host: Host, facts: MachineFacts, spec: RunSpec) -> Iterat
 def _layout(host: Host, facts: MachineFacts, spec: RunSpec, shipment: Shipment) -> RemoteLayout:
     if host.address.kind == "ray":
         # The node is not known yet: the agent there fills in both.
-        moved = {str(shipment.checkpoint): f"{CODE}/checkpoint/{shipment.checkpoint.name}"} if shipment.checkpoint else {}
+        moved = (
+            {str(shipment.checkpoint): f"{CODE}/checkpoint/{shipment.checkpoint.name}"} if shipment.checkpoint else {}
+        )
         project = None if shipment.project is None else f"{CODE}/project"
         return RemoteLayout(NODE_HOME, f"{CODE}/package", project, spec.python or host.config.python, moved)
     directory = str(facts.data["directory"])

@@ -43,7 +43,7 @@ class ClusterRefused(HostUnreachable):
     """The cluster does not answer, or refuses us."""
 
 
-def connect(address: str) -> Any:  # noqa: ANN401 - the class of an optional package
+def connect(address: str) -> Any:
     """A client of the job server. `ClusterRefused` if it does not answer, or has another version of Ray."""
     try:
         import ray
@@ -87,7 +87,7 @@ def check(address: str, request: JsonObject) -> JsonObject:
 class Job:
     """The job of one attempt."""
 
-    def __init__(self, client: Any, address: str, request: JsonObject) -> None:  # noqa: ANN401
+    def __init__(self, client: Any, address: str, request: JsonObject) -> None:
         self._client, self._address, self._request = client, address, request
         self.job_id = f"palaestra-{request['run_id']}-{request['attempt']}"
         self._offsets: dict[str, int] = dict(request["offsets"])
@@ -205,7 +205,7 @@ class Job:
                 return
         yield header, body
 
-    async def _status(self, job_id: str) -> Any:  # noqa: ANN401
+    async def _status(self, job_id: str) -> Any:
         return await asyncio.to_thread(self._client.get_job_status, job_id)
 
 

@@ -75,9 +75,7 @@ class RemotePlace:
     def write(self, attempt: Attempt, **facts: object) -> None:
         """Store it; `facts` say how the attempt ended, if that is known from the link alone."""
         places = {"host": self.host, "directory": self.directory, "code": self.code, "gpus": list(self.gpus)}
-        write_json(
-            attempt.remote, {"schema": 1, **places, "grace_s": self.grace_s, "started": self.started, **facts}
-        )
+        write_json(attempt.remote, {"schema": 1, **places, "grace_s": self.grace_s, "started": self.started, **facts})
 
 
 class RemoteProcess:
@@ -142,7 +140,7 @@ class RemoteProcess:
         await self._ended.wait()
 
     async def stop(self, reason: str, grace_s: float) -> None:
-        """Request a stop. Returns when no process is left, or when the machine is unreachable and the stop is pending."""
+        """Request a stop. Returns when no process is left, or when the machine is unreachable: then it is pending."""
         request: JsonObject = {"schema": 1, "reason": reason, "by": "service", "grace_s": grace_s, "asked": time.time()}
         write_stop_request(self.attempt, request)
         self._stop = request

@@ -53,17 +53,19 @@ class Snapshot:
     def pack(self) -> bytes:
         """A tar.gz of the files; the same bytes for the same files."""
         raw = io.BytesIO()
-        with gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1, mtime=0) as zipped:
-            with tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive:
-                for name in self.names:
-                    information = archive.gettarinfo(str(self.root / name), arcname=name)
-                    information.uid = information.gid = information.mtime = 0
-                    information.uname = information.gname = ""
-                    if information.isreg():
-                        with open(self.root / name, "rb") as file:
-                            archive.addfile(information, file)
-                    elif information.issym():
-                        archive.addfile(information)
+        with (
+            gzip.GzipFile(fileobj=raw, mode="wb", compresslevel=1, mtime=0) as zipped,
+            tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
+        ):
+            for name in self.names:
+                information = archive.gettarinfo(str(self.root / name), arcname=name)
+                information.uid = information.gid = information.mtime = 0
+                information.uname = information.gname = ""
+                if information.isreg():
+                    with open(self.root / name, "rb") as file:
+                        archive.addfile(information, file)
+                elif information.issym():
+                    archive.addfile(information)
         return raw.getvalue()
 
     def size(self) -> int:

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -33,6 +34,8 @@ _MB = 1 << 20
 _CHECKPOINT_ID = re.compile(r"[0-9a-f]{1,64}")
 _MAX_RUNS_COMPARED = 100
 """Number of newest runs of a runner that are searched for an earlier version of the script."""
+_RETRY_MACHINE_S = 15.0
+"""Pause before a machine that did not answer is tried again for queued runs."""
 _log = logging.getLogger(__name__)
 
 
@@ -84,6 +87,7 @@ class LaunchPlanner:
         self.runners = dict(runners)
         self.slots = slots
         self.machines = machines or Machines({})
+        self._unreachable: dict[str, tuple[str, float]] = {}
         self._home, self._registry = home, registry
         self._min_free_disk_mb, self._add_installed = min_free_disk_mb, add_installed
 
@@ -110,12 +114,32 @@ class LaunchPlanner:
             return spec  # the preview refuses it
         return spec if checkpoint is None else spec.model_copy(update={"warm_start": checkpoint.checkpoint_id})
 
+    def list_machines(self, spec: RunSpec) -> tuple[str, ...]:
+        """Where a run may be launched; nowhere if the settings no longer have its host."""
+        try:
+            return self.machines.table.candidates(spec.on)
+        except ConfigError:
+            return ()
+
     def slots_of(self, machine: str) -> Slots:
-        """How many runs fit on a machine."""
+        """How many runs fit on a machine, and why none can be launched there now."""
         if machine == HERE:
             return self.slots
         capacity = self.machines.capacity(machine)
-        return Slots(capacity.max_running, capacity.gpus)
+        problem, until = self._unreachable.get(machine, ("", 0.0))
+        if problem and time.monotonic() >= until:
+            problem = ""
+            del self._unreachable[machine]
+        return Slots(capacity.max_running, capacity.gpus, problem)
+
+    def mark_unreachable(self, machine: str, reason: str) -> None:
+        """Launch nothing on a machine that does not answer, for a while."""
+        self._unreachable[machine] = (reason, time.monotonic() + _RETRY_MACHINE_S)
+
+    @property
+    def waits_for_machines(self) -> bool:
+        """Whether a machine did not answer lately, so that runs wait for it."""
+        return bool(self._unreachable)
 
     async def preview(
         self,
@@ -179,7 +203,14 @@ class LaunchPlanner:
         except ConfigError as error:
             return replace(here, findings=(*here.findings, refusal(error)), plan=None, machine=machine)
         return await asyncio.to_thread(
-            self._translate, here, machine, spec, runner, shipment, facts, self.slots_of(machine).gpus if gpus is None else gpus
+            self._translate,
+            here,
+            machine,
+            spec,
+            runner,
+            shipment,
+            facts,
+            self.slots_of(machine).gpus if gpus is None else gpus,
         )
 
     def _translate(

@@ -231,7 +231,9 @@ class SupervisedRun:
             return
         await self._supervise(process, AttemptPlan.of(plan, self.lease.gpus))
 
-    async def _launch_process(self, plan: LaunchPlan, attempt: Attempt, spec: RunSpec) -> AttemptProcess | RemoteProcess:
+    async def _launch_process(
+        self, plan: LaunchPlan, attempt: Attempt, spec: RunSpec
+    ) -> AttemptProcess | RemoteProcess:
         if self.lease.machine == HERE:
             return await AttemptProcess.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
         machines, lease = self._context.planner.machines, self.lease

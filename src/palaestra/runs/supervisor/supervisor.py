@@ -77,8 +77,6 @@ from palaestra.telemetry.event import Record
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _EDIT_TIMEOUT_S = 5.0
-_MACHINE_RETRY_S = 15.0
-"""Pause before a machine that did not answer is tried again for queued runs."""
 _MAX_LISTED = 200
 """Queued runs in a `QueueStatus`."""
 
@@ -110,7 +108,6 @@ class Supervisor:
             add_installed=add_installed,
             machines=Machines(self._config.hosts, clock),
         )
-        self._unreachable: dict[str, str] = {}
         self._archive = RunArchive(home, registry, catalogue, self._config.retention, clock)
         self._runs: dict[str, SupervisedRun] = {}
         self._reserved: set[str] = set()
@@ -334,13 +331,12 @@ class Supervisor:
     def queue_status(self) -> QueueStatus:
         """What runs and what waits, and why."""
         queued = sort_queue(self._list_queued())
+        waiting = (WaitingRun(run.run_id, self._waiting_reasons.get(run.run_id, "")) for run in queued[:_MAX_LISTED])
         return QueueStatus(
             slots=self.planner.slots.max_running,
             running=len(self._runs) - len(queued),
             num_queued=len(queued),
-            queued=tuple(
-                WaitingRun(run.run_id, self._waiting_reasons.get(run.run_id, "")) for run in queued[:_MAX_LISTED]
-            ),
+            queued=tuple(waiting),
             draining=self._draining,
         )
 
@@ -411,42 +407,20 @@ class Supervisor:
             return
         queued = self._list_queued()
         running = {run_id: run.lease for run_id, run in self._runs.items() if not run.is_queued}
-        machines = self._list_slots(queued)
+        machines = {name: self.planner.slots_of(name) for name in {HERE, *(n for run in queued for n in run.machines)}}
         self._waiting_reasons = waiting_reasons(queued, running, machines, self._draining)
         self._queue_file.write(self._draining, self._waiting_reasons)
         for run_id, lease in next_launches(queued, running, machines, self._draining).items():
-            run = self._runs[run_id]
-            run.lease, run.has_slot = lease, True
-            self._tasks.spawn(run.launch())
+            self._runs[run_id].lease, self._runs[run_id].has_slot = lease, True
+            self._tasks.spawn(self._runs[run_id].launch())
 
     def _list_queued(self) -> list[QueuedRun]:
-        runs = ((run_id, run.state.record, run.spec) for run_id, run in self._runs.items() if run.is_queued)
-        return [
-            QueuedRun(run_id, record.priority, record.created, spec.gpus, self._list_machines(spec))
-            for run_id, record, spec in runs
-        ]
-
-    def _list_machines(self, spec: RunSpec) -> tuple[str, ...]:
-        try:
-            return self.planner.machines.table.candidates(spec.on)
-        except ConfigError:
-            return ()  # a host that the settings no longer have
-
-    def _list_slots(self, queued: Sequence[QueuedRun]) -> dict[str, Slots]:
-        names = {HERE, *(name for run in queued for name in run.machines)}
-        return {
-            name: replace(self.planner.slots_of(name), problem=self._unreachable.get(name, "")) for name in names
-        }
+        runs = ((run.state.record, run.spec) for run in self._runs.values() if run.is_queued)
+        machines = self.planner.list_machines
+        return [QueuedRun(row.run_id, row.priority, row.created, spec.gpus, machines(spec)) for row, spec in runs]
 
     def _wait_for_machine(self, machine: str, reason: str) -> None:
-        """Launch nothing on a machine that does not answer, for a while."""
-        self._unreachable[machine] = reason
-        self._tasks.spawn(self._try_machine_again(machine))
-        self._launch_queued()
-
-    async def _try_machine_again(self, machine: str) -> None:
-        await asyncio.sleep(_MACHINE_RETRY_S)
-        self._unreachable.pop(machine, None)
+        self.planner.mark_unreachable(machine, reason)
         self._launch_queued()
 
     async def _scan_periodically(self) -> None:
@@ -454,6 +428,8 @@ class Supervisor:
         while True:
             await asyncio.sleep(self._config.scan_every_s)
             try:
+                if self.planner.waits_for_machines:
+                    self._launch_queued()
                 await asyncio.to_thread(self._check_registry)
                 await asyncio.to_thread(self._scan_unsupervised)
             except Exception:  # noqa: BLE001 - the next scan tries again
@@ -507,9 +483,8 @@ class Supervisor:
     def _reserve(self, run_id: str) -> Iterator[None]:
         """Exclude concurrent requests that archive, delete, restore, resume or edit the run."""
         if run_id in self._reserved:
-            raise IllegalTransition(
-                f"{run_id} is being archived, deleted, restored, resumed or edited by another request"
-            )
+            busy = "being archived, deleted, restored, resumed or edited by another request"
+            raise IllegalTransition(f"{run_id} is {busy}")
         self._reserved.add(run_id)
         try:
             yield
