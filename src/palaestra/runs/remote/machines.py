@@ -95,7 +95,7 @@ class Machines:
         host = self.table.get(name)
         request = {
             "directory": host.config.directory,
-            "places": await asyncio.to_thread(_list_places, shipment, spec, name),
+            "places": await asyncio.to_thread(_list_places, shipment),
             "packages": list(_PACKAGES.get(spec.runner, ())),
             "python": spec.python,
         }
@@ -147,12 +147,12 @@ class Machines:
     ) -> RemoteProcess:
         """Put everything there and start a translated plan. `HostUnreachable`, `LaunchRefused`."""
         host = self.table.get(name)
-        shipment = await asyncio.to_thread(self.collect, spec, _find_checkpoint(plan, spec))
+        shipment = await asyncio.to_thread(self.collect, spec, plan.begins_with or None)
         facts = await self.check(name, spec, shipment)
         layout = await asyncio.to_thread(_layout, host, facts, spec, shipment)
         start = await asyncio.to_thread(start_request, RunDirectory(attempt.path.parent), plan, spec, layout)
         if host.address.kind == "ray":
-            start |= await asyncio.to_thread(_pack_job, shipment, host, spec, layout)
+            start |= await asyncio.to_thread(_pack_job, shipment, host, spec)
         else:
             await self._put_missing(host, facts, shipment, layout)
         grace_s = plan.stop_grace_s if spec.stop_grace_s is None else spec.stop_grace_s
@@ -229,26 +229,25 @@ def _check_ssh_machine(host: Host, facts: MachineFacts, spec: RunSpec) -> Iterat
 
 
 def _layout(host: Host, facts: MachineFacts, spec: RunSpec, shipment: Shipment) -> RemoteLayout:
+    checkpoint, moved = shipment.checkpoint, dict[str, str]()
     if host.address.kind == "ray":
         # The node is not known yet: the agent there fills in both.
-        moved = (
-            {str(shipment.checkpoint): f"{CODE}/checkpoint/{shipment.checkpoint.name}"} if shipment.checkpoint else {}
-        )
+        if checkpoint is not None:
+            moved[str(checkpoint)] = f"{CODE}/checkpoint/{checkpoint.name}"
         project = None if shipment.project is None else f"{CODE}/project"
         return RemoteLayout(NODE_HOME, f"{CODE}/package", project, spec.python or host.config.python, moved)
     directory = str(facts.data["directory"])
     project = None if shipment.project is None else f"{directory}/code/{shipment.project.digest}"
-    moved: dict[str, str] = {}
-    if shipment.checkpoint is not None:
-        natural = _natural_place(shipment.checkpoint)
+    if checkpoint is not None:
+        natural = _natural_place(checkpoint)
         if natural is None or natural in facts.data["missing"]:
-            place = f"uploads/{_checkpoint_snapshot(shipment.checkpoint).digest}"
-            moved[str(shipment.checkpoint)] = f"{directory}/{place}/{shipment.checkpoint.name}"
+            place = f"uploads/{_checkpoint_snapshot(checkpoint).digest}"
+            moved[str(checkpoint)] = f"{directory}/{place}/{checkpoint.name}"
     python = spec.python or str(facts.data["executable"])
     return RemoteLayout(directory, f"{directory}/code/{shipment.package.digest}", project, python, moved)
 
 
-def _list_places(shipment: Shipment, spec: RunSpec, name: str) -> list[str]:
+def _list_places(shipment: Shipment) -> list[str]:
     places = [f"code/{shipment.package.digest}"]
     if shipment.project is not None:
         places.append(f"code/{shipment.project.digest}")
@@ -269,11 +268,7 @@ def _checkpoint_snapshot(path: Path) -> Snapshot:
     return Snapshot(path.parent, tuple(str(one.relative_to(path.parent)) for one in names), f"checkpoint {path.name}")
 
 
-def _find_checkpoint(plan: LaunchPlan, spec: RunSpec) -> str | None:
-    return plan.begins_with or None
-
-
-def _pack_job(shipment: Shipment, host: Host, spec: RunSpec, layout: RemoteLayout) -> JsonObject:
+def _pack_job(shipment: Shipment, host: Host, spec: RunSpec) -> JsonObject:
     """The code of a Ray job as a list of files, and what its node has to fill in."""
     parts = {"package": shipment.package}
     if shipment.project is not None:

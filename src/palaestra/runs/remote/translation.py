@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
@@ -115,7 +115,7 @@ def start_request(run: RunDirectory, plan: LaunchPlan, spec: RunSpec, layout: Re
     }
 
 
-def _translator(roots: Mapping[str, str]):  # noqa: ANN202 - a function of text
+def _translator(roots: Mapping[str, str]) -> Callable[[str], str]:
     """Replace local paths in a text, in one pass, the longest first."""
     known = {path: there for path, there in roots.items() if len(PurePosixPath(path).parts) > 1}
     ordered = sorted(known, key=len, reverse=True)
