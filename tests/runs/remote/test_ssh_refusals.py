@@ -2,8 +2,6 @@
 
 import asyncio
 import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from tests.runs.attempts import wait_until
@@ -11,6 +9,7 @@ from tests.runs.remote.sshd import needs_sshd
 from tests.runs.supervisors import echo, run_supervisor, wait_for_end, wait_for_phase
 
 from palaestra.errors import LaunchRefused
+from palaestra.files.home import Home
 from palaestra.runs.phase import Phase
 
 pytestmark = needs_sshd
@@ -84,16 +83,11 @@ def test_a_full_disk_there_refuses_the_run_and_leaves_nothing_half_unpacked(home
         assert "the package palaestra cannot be stored there" in record.reason
         assert "No space left on device" in record.reason
         assert list((small / "code").iterdir()) == []
-        too_full = _submit(home_of(tmp_path, "other"), box=sshd.host(directory=str(small), min_free_disk_mb=4))
+        other = Home(tmp_path / "other" / "var" / "training")
+        too_full = _submit(other, box=sshd.host(directory=str(small), min_free_disk_mb=4))
         assert "at least 4 MB are required" in too_full
     finally:
         subprocess.run(["umount", small], check=True)
-
-
-def home_of(tmp_path, name):
-    from palaestra.files.home import Home
-
-    return Home(tmp_path / name / "var" / "training")
 
 
 def test_a_program_that_cannot_be_executed_there_is_refused_with_its_reason(home, sshd, tmp_path):
@@ -109,26 +103,35 @@ def test_a_program_that_cannot_be_executed_there_is_refused_with_its_reason(home
 def test_a_queued_run_waits_for_a_machine_that_went_away_and_starts_when_it_is_back(home, sshd, tmp_path, monkeypatch):
     monkeypatch.setattr("palaestra.runs.supervisor.launch_planner._RETRY_MACHINE_S", 0.5)
     monkeypatch.setattr("palaestra.runs.remote.machines._ANSWER_HOLDS_S", 0.0)
-    project = tmp_path / "project"
-    project.mkdir()
 
     async def body():
-        async with run_supervisor(home, hosts={"box": sshd.host(max_running=1)}, scan_every_s=0.2) as supervisor:
-            spec = {"on": "box", "invoked_from": project}
-            first = await supervisor.submit(echo(steps=1, until=str(tmp_path / "go"), **spec))
-            second = await supervisor.submit(echo(steps=1, **spec))
-            await wait_for_phase(supervisor, first.run_id, Phase.RUNNING)
-            assert supervisor.get_run(second.run_id).reason == "waits for a slot on box (1 of 1 in use)"
-            (tmp_path / "go").touch()
-            await wait_until(lambda: supervisor.get_run(first.run_id).phase.has_ended, "the first to end")
-            assert (await wait_for_end(supervisor, second.run_id)).phase is Phase.SUCCEEDED
-            third = supervisor.submit(echo(steps=1, **spec))
-            record = await third
+        async with run_supervisor(home, hosts={"box": sshd.host()}, scan_every_s=0.1) as supervisor:
+            await supervisor.drain(True)
+            record = await supervisor.submit(echo(on="box", steps=1, invoked_from=sshd.directory))
             sshd.stop()
-            # Whether it was launched before the server went away or waits for it: it has not failed.
-            assert not supervisor.get_run(record.run_id).phase.has_ended
+            await supervisor.drain(False)
+            waits = "waits for box: cannot be reached"
+            await wait_until(lambda: waits in supervisor.get_run(record.run_id).reason, "the reason")
+            assert supervisor.get_run(record.run_id).phase is Phase.QUEUED
             sshd.start()
             return await wait_for_end(supervisor, record.run_id)
 
-    assert asyncio.run(body()).phase is Phase.SUCCEEDED
-    assert Path(sys.executable).exists()
+    record = asyncio.run(body())
+    assert (record.phase, record.attempt) == (Phase.SUCCEEDED, 1)
+
+
+def test_a_host_has_slots_of_its_own_and_a_group_takes_the_first_free_machine(home, sshd, tmp_path):
+    async def body():
+        hosts = {"one": sshd.host(max_running=1, groups=("pool",)), "two": sshd.host(max_running=1, groups=("pool",))}
+        async with run_supervisor(home, hosts=hosts, max_running=1) as supervisor:
+            config = {"steps": 1, "until": str(tmp_path / "go"), "invoked_from": sshd.directory}
+            runs = [await supervisor.submit(echo(on=on, **config)) for on in ("one", "pool", "pool")]
+            for record in runs[:2]:
+                await wait_for_phase(supervisor, record.run_id, Phase.RUNNING)
+            assert [supervisor.get_run(record.run_id).host for record in runs] == ["one", "two", "pool"]
+            slots = [f"waits for a slot on {name} (1 of 1 in use)" for name in ("one", "two")]
+            assert supervisor.get_run(runs[2].run_id).reason == "; ".join(slots)
+            (tmp_path / "go").touch()
+            return [await wait_for_end(supervisor, record.run_id) for record in runs]
+
+    assert [record.phase for record in asyncio.run(body())] == [Phase.SUCCEEDED] * 3

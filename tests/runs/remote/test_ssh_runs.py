@@ -24,7 +24,10 @@ from palaestra.files.atomic import read_json
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.phase import Phase
+from palaestra.runs.runners.palaestra import PalaestraRunner
 from palaestra.runs.series.reader import RunSeries
+from palaestra.runs.spec import RunSpec
+from palaestra.runs.supervisor.resume import ResumeRequest
 from palaestra.telemetry.event import TrainingStep
 
 pytestmark = needs_sshd
@@ -211,3 +214,56 @@ def test_a_killed_watchdog_is_an_alarm_and_a_killed_run_without_a_witness_is_los
 
     record = asyncio.run(body())
     assert (record.phase, record.code) == (Phase.LOST, "no_witness")
+
+
+def test_a_resume_goes_to_the_same_host_and_with_on_to_another_that_gets_the_checkpoint(home, sshd, tmp_path, code):
+    async def body():
+        far = tmp_path / "far"
+        far.mkdir()
+        (far / "code").symlink_to(code)
+        hosts = {"box": sshd.host(), "far": sshd.host(directory=str(far))}
+        async with run_supervisor(home, hosts=hosts, catalogue=CheckpointCatalogue) as supervisor:
+            record = await supervisor.submit(_there(home, steps=10, checkpoint_every=5, then="exit:3"))
+            run_id = (await wait_for_end(supervisor, record.run_id)).run_id
+            records = []
+            for on, then in ((None, "exit:3"), ("far", "exit:3"), ("", "exit:0")):
+                request = ResumeRequest(changes={"then": then}, on=on)
+                await supervisor.resume(run_id, request=request)
+                records.append(await wait_for_end(supervisor, run_id))
+            return records
+
+    records = asyncio.run(body())
+    assert [record.host for record in records] == ["box", "far", ""]
+    assert [record.phase for record in records] == [Phase.FAILED, Phase.FAILED, Phase.SUCCEEDED]
+    attempts = home.run(records[0].run_id)
+    arguments = [read_json(attempts.attempt(number).command)["argv"] for number in (2, 3, 4)]
+    resumed = [next(word for word in words if word.startswith("--resume-from=")) for words in arguments]
+    assert resumed[0].startswith(f"--resume-from={sshd.remote}/var/training/runs/")
+    assert resumed[1].startswith(f"--resume-from={tmp_path}/far/uploads/")
+    assert resumed[2].startswith(f"--resume-from={home.path}/runs/")
+
+
+@pytest.mark.slow
+def test_our_own_trainer_trains_stops_and_resumes_on_another_machine(home, sshd):
+    project = home.base / "project"
+    project.mkdir()
+    config = {"env": {"id": "CartPole-v1", "num_envs": 2}, "algorithm": {"name": "ppo"}}
+    config["trainer"] = {"total_timesteps": 10_000_000, "rollout_length": 32}
+
+    async def body():
+        hosts, runners = {"box": sshd.host()}, {"palaestra": PalaestraRunner()}
+        async with run_supervisor(home, hosts=hosts, runners=runners, catalogue=CheckpointCatalogue) as supervisor:
+            spec = RunSpec(runner="palaestra", config=config, on="box", invoked_from=project)
+            record = await supervisor.submit(spec)
+            await wait_until(lambda: len(_updates(home, record.run_id)) > 5, "updates")
+            stopped = await supervisor.stop(record.run_id)
+            assert stopped.phase is Phase.STOPPED
+            steps = {"trainer.total_timesteps": stopped.env_step + 640}
+            await supervisor.resume(record.run_id, request=ResumeRequest(changes=steps))
+            return stopped, await wait_for_end(supervisor, record.run_id)
+
+    stopped, resumed = asyncio.run(body())
+    assert (resumed.phase, resumed.attempt, resumed.host) == (Phase.SUCCEEDED, 2, "box"), resumed.reason
+    assert resumed.env_step >= stopped.env_step + 640
+    paths = [Path(row) for row in home.run(resumed.run_id).attempt(2).checkpoints.iterdir()]
+    assert any((path / "manifest.json").exists() for path in paths)

@@ -126,7 +126,8 @@ class SshConnection:
     def explain(self, returncode: int, stderr: str) -> HostUnreachable:
         """What the output of a failed ssh means."""
         lines = [line.strip() for line in stderr.replace("\r", "").splitlines() if line.strip()]
-        last, target = (lines[-1] if lines else f"exit code {returncode}")[:300], self._host.address.target
+        last = (lines[-1] if lines else f"exit code {returncode}")[:300].rstrip(".")
+        target = self._host.address.target
         if returncode == 255:
             return self._explain_ssh(stderr, last)
         if returncode in (126, 127):
@@ -150,7 +151,7 @@ class SshConnection:
             return self._error("its host key is not known here", remedy, permanent=True)
         if "Permission denied" in stderr or "Too many authentication" in stderr:
             denied = next((line for line in stderr.splitlines() if "denied" in line or "Too many" in line), last)
-            reason = f"refuses the user or the key ({denied.strip()[:200]})"
+            reason = f"refuses the user or the key ({denied.strip()[:200].rstrip('.')})"
             return self._error(reason, f"ssh {target} must work without a password", permanent=True)
         if "Bad configuration option" in stderr or "unknown option" in stderr or "Bad " in last:
             return self._error(
