@@ -226,8 +226,8 @@ def test_a_resume_goes_to_the_same_host_and_with_on_to_another_that_gets_the_che
             record = await supervisor.submit(_there(home, steps=10, checkpoint_every=5, then="exit:3"))
             run_id = (await wait_for_end(supervisor, record.run_id)).run_id
             records = []
-            for on, then in ((None, "exit:3"), ("far", "exit:3"), ("", "exit:0")):
-                request = ResumeRequest(changes={"then": then}, on=on)
+            for on, steps, then in ((None, 20, "exit:3"), ("far", 30, "exit:3"), ("", 40, "exit:0")):
+                request = ResumeRequest(changes={"then": then, "steps": steps}, on=on)
                 await supervisor.resume(run_id, request=request)
                 records.append(await wait_for_end(supervisor, run_id))
             return records
@@ -255,6 +255,7 @@ def test_our_own_trainer_trains_stops_and_resumes_on_another_machine(home, sshd)
         async with run_supervisor(home, hosts=hosts, runners=runners, catalogue=CheckpointCatalogue) as supervisor:
             spec = RunSpec(runner="palaestra", config=config, on="box", invoked_from=project)
             record = await supervisor.submit(spec)
+            await wait_for_phase(supervisor, record.run_id, Phase.RUNNING)
             await wait_until(lambda: len(_updates(home, record.run_id)) > 5, "updates")
             stopped = await supervisor.stop(record.run_id)
             assert stopped.phase is Phase.STOPPED

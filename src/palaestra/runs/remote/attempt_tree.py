@@ -90,7 +90,7 @@ class AttemptTree:
                 sent = self._send_whole(name, stat, send) or sent
         for name, size in sorted(sizes.items()):
             sent = self._send_growth(name, size, send) or sent
-        if final and EXIT in files:
+        if final and EXIT in files and self._is_due(EXIT, files[EXIT], final):
             self._send_whole(EXIT, files[EXIT], send)
         return sent
 
@@ -118,20 +118,15 @@ class AttemptTree:
                 send({"kind": "left_out", "file": name, "size": stat.st_size}, b"")
             return False
         header = {"kind": "whole", "file": name, "total": stat.st_size, "mtime_ns": stat.st_mtime_ns}
-        try:
-            with open(self._root / name, "rb") as file:
-                offset = 0
-                while True:
-                    body = file.read(min(CHUNK_BYTES, stat.st_size - offset))
-                    if not body and offset < stat.st_size:
-                        return False  # it became shorter: the next look sends it again from the beginning
-                    last = offset + len(body) >= stat.st_size
-                    send({**header, "offset": offset, "last": last}, body)
-                    offset += len(body)
-                    if last:
-                        break
-        except OSError:
-            return False
+        offset = 0
+        for body in _read_parts(self._root / name, 0, stat.st_size):
+            last = offset + len(body) >= stat.st_size
+            send({**header, "offset": offset, "last": last}, body)
+            offset += len(body)
+        if offset < stat.st_size:
+            return False  # it became shorter: the next look sends it again from the beginning
+        if not stat.st_size:
+            send({**header, "offset": 0, "last": True}, b"")
         self._versions[name] = version
         return True
 
@@ -143,16 +138,28 @@ class AttemptTree:
             offset = 0
         if size == offset:
             return False
-        try:
-            with open(self._root / name, "rb") as file:
-                file.seek(offset)
-                while offset < size:
-                    body = file.read(min(CHUNK_BYTES, size - offset))
-                    if not body:
-                        break
-                    send({"kind": "growth", "file": name, "offset": offset}, body)
-                    offset += len(body)
-        except OSError:
-            return False
+        for body in _read_parts(self._root / name, offset, size):
+            send({"kind": "growth", "file": name, "offset": offset}, body)
+            offset += len(body)
         self._offsets[name] = offset
         return True
+
+
+def _read_parts(path: Path, begin: int, end: int) -> Iterator[bytes]:
+    """The bytes of a file between two offsets; fewer if it became shorter or unreadable."""
+    # Only reading may fail here: an error of the other side must reach the sender.
+    try:
+        file = open(path, "rb")  # noqa: SIM115 - closed below
+    except OSError:
+        return
+    with file:
+        while begin < end:
+            try:
+                file.seek(begin)
+                body = file.read(min(CHUNK_BYTES, end - begin))
+            except OSError:
+                return
+            if not body:
+                return
+            yield body
+            begin += len(body)

@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shlex
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -232,11 +233,21 @@ async def run_command(
         async with asyncio.timeout(timeout_s):
             output, errors = await process.communicate(data)
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
+        await end_process(process)
     return process.returncode or 0, output, errors.decode(errors="replace")
+
+
+async def end_process(process: asyncio.subprocess.Process, grace_s: float = 0.0) -> None:
+    """Wait until a process has ended, and kill it if it takes longer than this."""
+    if process.returncode is None and grace_s:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                await process.wait()
+    if process.returncode is None:
+        # Not `process.kill`: it may reap the process before asyncio does, which then knows nothing of its end.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        await process.wait()
 
 
 def _quote(word: str) -> str:

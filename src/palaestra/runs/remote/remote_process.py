@@ -22,7 +22,7 @@ from palaestra.errors import HostUnreachable, LaunchRefused, PalaestraError
 from palaestra.files.atomic import write_json
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.process.attempt_process import write_stop_request
-from palaestra.runs.remote.connection import STREAM_LIMIT, Connection
+from palaestra.runs.remote.connection import STREAM_LIMIT, Connection, end_process
 from palaestra.runs.remote.frames import LinkBroken, read_frame
 from palaestra.runs.remote.hosts import Host
 from palaestra.runs.remote.mirror import Mirror
@@ -35,6 +35,8 @@ UNREACHABLE_AFTER_S = 2.0
 """A link that is back sooner was not lost."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 20.0
 _FULL_DISK_PAUSE_S = 1.0
+_GOODBYE_S = 2.0
+"""Time for a link to end by itself after its attempt has."""
 _MAX_STDERR_BYTES = 1 << 16
 _log = logging.getLogger(__name__)
 
@@ -221,11 +223,7 @@ class RemoteProcess:
         finally:
             self._input = None
             process.stdin.close()
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                # Without this the transport would be closed after its loop.
-                await asyncio.shield(process.wait())
+            await end_process(process, _GOODBYE_S if self._ended.is_set() else 0.0)
             errors.cancel()
 
     def _request(self) -> JsonObject:
