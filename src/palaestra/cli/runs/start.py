@@ -105,8 +105,7 @@ def start(
     Starts the run service if none is running. Both continue after this command exits. Running foreign code needs your
     confirmation, or --yes.
     """
-    words = [*([config_file] if config_file is not None else []), *(overrides or [])]
-    config, config_text, default_name = _read_config(words, runner)
+    config, config_text, default_name = _read_config(config_file, overrides or [], runner)
     spec = _parse_spec(
         runner=runner,
         script=script,
@@ -208,11 +207,12 @@ def resume(
         print(sanitize_line(f"{record.run_id} {record.phase}, attempt {record.attempt + 1}{reason}"))
 
 
-def _read_config(words: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
+def _read_config(config_file: str | None, overrides: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
     """The configuration from a file and overrides, the text of the file, and a name for the run."""
     from palaestra.config.file import apply_overrides, read_config_file
     from palaestra.runs.spec import run_name
 
+    words = [*([config_file] if config_file is not None else []), *overrides]
     path = Path(words.pop(0)) if words and "=" not in words[0] else None
     if path is None and not words and runner == "palaestra":
         remedy = "Try: palaestra runs start configs/ppo/cartpole.yaml"

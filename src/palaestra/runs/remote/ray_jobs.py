@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -30,6 +30,8 @@ from palaestra.runs.wire import JsonObject
 
 _EXIT_ERROR = 3
 _POLL_S = 0.5
+_BEAT_S = 5.0
+_CONNECT_TIMEOUT_S = 180.0
 _STOP_MARGIN_S = 30
 """How much longer than the grace period Ray waits before it kills a job that is stopped from outside."""
 _STOP_JOB_TIMEOUT_S = 60.0
@@ -227,6 +229,12 @@ def _lay_out(directory: Path, parts: JsonObject) -> None:
             shutil.copy2(Path(part["root"]) / file, target, follow_symlinks=False)
 
 
+async def _repeat(work: Callable[[], None]) -> None:
+    while True:
+        work()
+        await asyncio.sleep(_BEAT_S)
+
+
 async def follow(address: str) -> int:
     """Serve one connection."""
     output = os.fdopen(os.dup(1), "wb")
@@ -239,11 +247,16 @@ async def follow(address: str) -> int:
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(requests), sys.stdin)
     request = json.loads(await requests.readline())
-    client = await asyncio.to_thread(connect, address)
+    waiting = asyncio.ensure_future(_repeat(lambda: send({"kind": "waiting"})))
+    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+        # To import Ray takes seconds, on a busy machine many.
+        client = await asyncio.to_thread(connect, address)
     job = Job(client, address, request)
     if request["start"] is not None and (refusal := await asyncio.to_thread(job.submit)):
         send({"kind": "refused", "reason": refusal})
         return 0
+    waiting.cancel()
+    # The cluster has it; the node may report much later.
     send({"kind": "started"})
 
     async def report() -> None:
@@ -259,7 +272,7 @@ async def follow(address: str) -> int:
     async def beat() -> None:
         # The agent is silent while the job waits for resources; the cluster answers.
         while True:
-            await asyncio.sleep(5.0)
+            await asyncio.sleep(_BEAT_S)
             await asyncio.to_thread(client.get_job_status, job.job_id)
             send({"kind": "beat"})
 

@@ -251,7 +251,7 @@ class RemoteProcess:
             if frame is None:
                 return False
             header, body = frame
-            if self._problem:
+            if self._problem and header["kind"] != "waiting":
                 _log.info("%s: %s answers again", self.attempt.path, self._host.name)
                 self._problem = ""
             if await self._process(header, body):
@@ -260,9 +260,7 @@ class RemoteProcess:
     async def _process(self, header: JsonObject, body: bytes) -> bool:
         kind = header["kind"]
         if kind == "refused":
-            self._refusal = LaunchRefused("command", self._host.name, str(header["reason"]))
-            self._confirmed.set()
-            self._ended.set()
+            self._refuse(str(header["reason"]))
             return True
         if kind == "end":
             # An attempt that is unknown there was never started, or its directory was removed.
@@ -296,6 +294,14 @@ class RemoteProcess:
             self._place = RemotePlace(**{**vars(self._place), "started": True})
             self._place.write(self.attempt)
         self._confirmed.set()
+
+    def _refuse(self, reason: str) -> None:
+        if not self._confirmed.is_set():
+            self._refusal = LaunchRefused("command", self._host.name, reason)
+        elif self._stop is None:
+            # A cluster accepted the job and could not start it later: the attempt ends as if its program were missing.
+            write_json(self.attempt.exit, {"schema": 1, "returncode": None, "launch_error": reason})
+        self._finish()
 
     def _finish(self, *, rebooted: bool = False, lost: str = "") -> None:
         if rebooted or lost:
