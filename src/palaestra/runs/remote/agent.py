@@ -32,7 +32,7 @@ from palaestra.errors import LaunchRefused
 from palaestra.files.atomic import write_text
 from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.processes.procfs import boot_id
-from palaestra.runs.process.attempt_process import AttemptProcess, has_run
+from palaestra.runs.process.attempt_process import AttemptProcess, find_survivors, has_run
 from palaestra.runs.process.resource_usage import ResourceSampler
 from palaestra.runs.remote.attempt_tree import AttemptTree, Send
 from palaestra.runs.remote.frames import CODE, JOB_VARIABLE, LOG_PREFIX, NODE_HOME, encode_frame
@@ -64,7 +64,7 @@ async def start(request: JsonObject) -> str:
         # Two agents may start the same attempt: the one whose connection was lost may still be at it.
         with open(run.path / ".start.lock", "w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if has_run(attempt):
+            if has_run(attempt) or find_survivors(attempt).alive:
                 return ""
             for other in run.attempts():
                 status = read_status(other)

@@ -104,6 +104,7 @@ class RemoteProcess:
         self._ended, self._confirmed = asyncio.Event(), asyncio.Event()
         self._hurry = asyncio.Event()
         self._refusal: PalaestraError | None = None
+        self._is_launching = False
         self._problem, self._down_since = "", time.monotonic()
 
     @property
@@ -125,11 +126,13 @@ class RemoteProcess:
         Returns also when the link is lost after the request was sent: then it is repeated until there is an answer.
         """
         self._place.write(self.attempt)
+        self._is_launching = True
         self.connect(spawn)
         while not self._confirmed.is_set() and not self.unreachable:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(0.1):
                     await self._confirmed.wait()
+        self._is_launching = False
         if self._refusal is not None:
             raise self._refusal
 
@@ -296,10 +299,10 @@ class RemoteProcess:
         self._confirmed.set()
 
     def _refuse(self, reason: str) -> None:
-        if not self._confirmed.is_set():
+        if self._is_launching and not self._confirmed.is_set():
             self._refusal = LaunchRefused("command", self._host.name, reason)
         elif self._stop is None:
-            # A cluster accepted the job and could not start it later: the attempt ends as if its program were missing.
+            # The answer came late, as from a cluster that had no room: the attempt ends as if its program were missing.
             write_json(self.attempt.exit, {"schema": 1, "returncode": None, "launch_error": reason})
         self._finish()
 

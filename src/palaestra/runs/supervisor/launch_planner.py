@@ -189,9 +189,8 @@ class LaunchPlanner:
     ) -> Preview:
         """The configuration is checked here; the machine says what it has."""
         # Its interpreter and its GPUs are of the other machine.
-        here = await asyncio.to_thread(
-            self._preview, spec.model_copy(update={"python": None, "gpus": 0, "video": False}), runner, paths, ()
-        )
+        spec_here = spec.model_copy(update={"python": None, "gpus": 0, "video": False})
+        here = await asyncio.to_thread(self._preview, spec_here, runner, paths, (), elsewhere=True)
         if here.plan is None:
             return replace(here, machine=machine)
         checkpoint = paths.resume_from or await asyncio.to_thread(self._warm_start_path, spec, runner)
@@ -247,8 +246,10 @@ class LaunchPlanner:
         wanted = ResumeRequest.pending(RunEventLog(run).read()).checkpoint
         return attempt_paths(run, number, find_resume_point(self._home, self._registry, record, wanted).checkpoint.path)
 
-    def _preview(self, spec: RunSpec, runner: Runner, paths: AttemptPaths, gpus: tuple[str, ...]) -> Preview:
-        """Blocks: a runner may probe other interpreters."""
+    def _preview(
+        self, spec: RunSpec, runner: Runner, paths: AttemptPaths, gpus: tuple[str, ...], *, elsewhere: bool = False
+    ) -> Preview:
+        """Blocks: a runner may probe other interpreters. `elsewhere`: the GPUs are those of another machine."""
         findings: list[Finding] = []
         foreign_code = runner.capabilities.runs_foreign_code
         if paths.resume_from is not None:
@@ -268,7 +269,7 @@ class LaunchPlanner:
         machine = Machine(environment=dict(os.environ), free_disk_bytes=free_disk_bytes(self._home), gpus=gpus)
         findings += _check_capabilities(spec, runner, paths)
         findings += _check_disk(machine, self._min_free_disk_mb)
-        findings += _check_gpus(spec, runner, self.slots)
+        findings += [] if elsewhere else _check_gpus(spec, runner, self.slots)
         findings += _check_secrets(spec)
         if not _is_refused(findings):
             findings += runner.preflight(spec, machine)
