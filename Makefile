@@ -8,7 +8,7 @@ export PYTHONHASHSEED  ?= 0
 QT_LIBRARIES := libegl1 libgl1 libx11-6 libxkbcommon0 libfontconfig1 libfreetype6 libglib2.0-0 libdbus-1-3 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser desktop demo demo-cartpole test test-slow test-kubernetes test-vllm check fmt bench bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
+.PHONY: help setup browser desktop sshd demo demo-cartpole test test-slow test-kubernetes test-vllm check fmt bench bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
 
 help:           ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,13 +33,19 @@ desktop: setup  ## check that Qt can be loaded, or install its libraries (as roo
 	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(QT_LIBRARIES) >/dev/null; } \
 	  || echo "Qt cannot be loaded here: tests of the studio fail. See docs/studio.md."
 
+sshd:           ## find OpenSSH's server for tests of runs on other machines, or install it (as root on Debian)
+	@command -v sshd >/dev/null || [ -x /usr/sbin/sshd ] \
+	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
+	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends openssh-server openssh-client >/dev/null; } \
+	  || echo "No sshd here: tests of runs over SSH are skipped. See docs/remote-runs.md."
+
 demo: setup browser ## train a tiny vision-language model to click in real browsers, and evaluate it
 	$(BIN)/python -m palaestra demo
 
 demo-cartpole: setup    ## train CartPole in seconds, and evaluate it
 	$(BIN)/python -m palaestra demo cartpole
 
-test: setup check browser desktop   ## run all checks and fast tests
+test: setup check browser desktop sshd   ## run all checks and fast tests
 	$(BIN)/python tests/run_suite.py
 
 test-slow: setup    ## run learning curves and other tests that take minutes

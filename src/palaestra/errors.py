@@ -7,7 +7,8 @@
     │   ├── DatasetError             a dataset is missing, damaged, of another version or does not match
     │   ├── StateDirectoryLocked     another run service uses the state directory
     │   ├── UnknownRun               no run has this id, or several start with it
-    │   └── LaunchRefused            a preflight check failed; nothing was started
+    │   ├── LaunchRefused            a preflight check failed; nothing was started
+    │   └── HostUnreachable          another machine does not answer, or refuses us; runs there continue
     ├── ConsentRequired            a command would run code that the user has not approved
     ├── IllegalTransition          an action that is impossible in the current phase of a run
     ├── DownloadFailed             a dataset cannot be downloaded: no network, or the remote broke the connection
@@ -137,6 +138,14 @@ class UnknownRun(ConfigError):
 
 class LaunchRefused(ConfigError):
     """A preflight check failed: place, value, reason and remedy of the first failure. Nothing was started."""
+
+
+class HostUnreachable(ConfigError):
+    """Another machine does not answer, or refuses us. `permanent` if trying again changes nothing."""
+
+    def __init__(self, place: str, value: object, reason: str, remedy: str = "", *, permanent: bool = False) -> None:
+        super().__init__(place, value, reason, remedy)
+        self.permanent = permanent
 
 
 class ConsentRequired(PalaestraError):

@@ -59,6 +59,12 @@ REFUSED = {
     ),
     "a number that JSON cannot hold": (["--runner", "echo", "steps=.nan"], "at steps: is not a finite number"),
     "weights without a name": (["--runner", "echo", "--warm-start", ""], "checkpoint = '': is empty"),
+    "an address that is none": (["--runner", "echo", "--on", "ftp://x"], "is not the address of a Ray cluster"),
+    "an option as an address": (["--runner", "echo", "--on=-oProxyCommand=x"], "is not the address of a machine"),
+    "a machine that is none": (
+        ["--runner", "echo", "--on", "x@host.invalid"],
+        "x@host.invalid: cannot be reached (ssh: ",
+    ),
     "a word that is no override": (["--runner", "echo", "steps=1", "fast"], "is not key=value"),
     "a checkpoint that is none": (["env.id=CartPole-v1", "--warm-start", "nothing"], "is not a palaestra checkpoint"),
 }

@@ -5,14 +5,17 @@ import os
 import pty
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from tests.runs.serving import service_thread
 
-from palaestra.cli.runs.table import format_reason
+from palaestra.cli.runs.table import format_reason, format_runs
 from palaestra.cli.terminal import dump_json, sanitize_line, sanitize_output, shorten
 from palaestra.files.home import Home
 from palaestra.runs import TrainerService
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import RunRecord
 from palaestra.telemetry import Journal
 from palaestra.telemetry.event import TrainingStep
 
@@ -123,3 +126,12 @@ def test_a_closed_standard_output_is_no_fault(home, palaestra):
     environment = {**os.environ, "PALAESTRA_HOME": str(home.base)}
     process = subprocess.run(["sh", "-c", script], env=environment, capture_output=True, text=True)
     assert (process.returncode, process.stderr) == (0, "")
+
+
+def test_a_column_names_other_machines_when_a_run_is_on_one():
+    here = RunRecord(run_id="a", runner="echo", agent_id="echo", env_id="E", phase=Phase.RUNNING)
+    there = replace(here, run_id="b", host="gpu-box")
+    assert format_runs([here])[0].split() == ["RUN", "RUNNER", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE"]
+    titles, first, second = (line.split() for line in format_runs([here, there]))
+    assert titles[:4] == ["RUN", "RUNNER", "HOST", "ENV"]
+    assert (first[:3], second[:4]) == (["a", "echo", "E"], ["b", "echo", "gpu-box", "E"])

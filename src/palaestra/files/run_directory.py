@@ -7,8 +7,8 @@
             metrics.jsonl                the journal         resolved.json, command.json   of this attempt
             checkpoints/update_00000120/ `files.checkpoint`  checkpoints/best.json         name of the best one
             trajectories/                screen episodes
-            plan.json, launch.json, process.json, stop.json, exit.json, stdout.log, system.jsonl, series/, videos/,
-            work/, tmp/                  of the run service
+            plan.json, launch.json, process.json, stop.json, exit.json, remote.json, stdout.log, system.jsonl,
+            series/, videos/, work/, tmp/                  of the run service
 
 spec.json and the last two lines exist only for runs of the run service; of other runs, events.jsonl holds what people
 changed about them. A resume adds an attempt; nothing is reused.
@@ -83,6 +83,8 @@ class Attempt:
     """Process ids of watchdog and trainer."""
     stop = PathIn("stop.json")
     """The request to stop, if any."""
+    remote = PathIn("remote.json")
+    """The machine on which the attempt runs, if it is another one."""
     exit = PathIn("exit.json")
     """Exit status, written by the watchdog."""
     stdout = PathIn("stdout.log")

@@ -13,6 +13,7 @@ from palaestra.config.file import read_config_file
 from palaestra.files.home import Home
 from palaestra.http.hosts import is_host_name
 from palaestra.runs.archive.retention import RetentionPolicy
+from palaestra.runs.remote.hosts import HostConfig, check_hosts
 
 SETTINGS_FILE = "service.yaml"
 DEFAULT_PORT = 8710
@@ -37,6 +38,14 @@ class SupervisorConfig(Section):
     """Seconds between two searches for runs started with `palaestra train`."""
     retention: RetentionPolicy = RetentionPolicy()
     """Retention policy of `palaestra runs gc`."""
+    hosts: dict[str, HostConfig] = Field(default_factory=dict, max_length=1000)
+    """Other machines that runs can be sent to, by name; `--on NAME` uses one."""
+
+    @field_validator("hosts")
+    @classmethod
+    def _check_hosts(cls, value: dict[str, HostConfig]) -> dict[str, HostConfig]:
+        check_hosts(value)
+        return value
 
 
 class ServiceConfig(SupervisorConfig):

@@ -115,6 +115,8 @@ class ExitFacts:
     """The last lines of the output, redacted."""
     exception: str = ""
     """The exception of the last Python traceback in the output, redacted."""
+    lost_reason: str = ""
+    """Why nothing more can be learned about an attempt on another machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +177,8 @@ def _unobserved_outcome(facts: ExitFacts) -> AttemptOutcome:
         # The trainer reports its final phase after its last checkpoint.
         end = PhaseEvent.SUCCEEDED if facts.reported_phase == "succeeded" else PhaseEvent.FAILED
         return AttemptOutcome(end, "according to its journal; its exit was not observed", "journal")
+    if facts.lost_reason:
+        return AttemptOutcome(PhaseEvent.LOST, facts.lost_reason, "unreachable")
     if not facts.same_boot:
         return AttemptOutcome(PhaseEvent.LOST, "the machine was restarted while it ran", "reboot")
     if facts.stop_reason:

@@ -68,7 +68,7 @@ class RunReader:
     ) -> list[RunRecord]:
         """Runs that match all filters in their current state, newest first; with `before`, those older than that run.
 
-        Every word of `search` must occur in the id, name, agent, environment, a tag, the notes or the reason.
+        Every word of `search` must occur in the id, name, agent, environment, host, a tag, the notes or the reason.
         """
         before_key = None if before is None else _sort_key(self.run(before))
         filters_later = phases is not None or agent_id is not None or bool(search)
@@ -362,5 +362,7 @@ def _possible_phases(phases: Collection[Phase] | None) -> Collection[Phase] | No
 def _matches(row: RunRecord, words: Collection[str]) -> bool:
     if not words:
         return True
-    text = "\n".join((row.run_id, row.name, row.agent_id, row.env_id, *row.tags, row.notes, row.reason)).lower()
+    text = "\n".join(
+        (row.run_id, row.name, row.agent_id, row.env_id, row.host, *row.tags, row.notes, row.reason)
+    ).lower()
     return all(word in text for word in words)

@@ -73,8 +73,8 @@ class Alarm:
     __pydantic_config__ = API_SCHEMA
 
     code: str
-    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `watchdog_gone`, `drift`; and about metrics
-    `non_finite`, `dropped_events`, `left_out_metrics`, which remain when the run has ended."""
+    """`stalled`, `no_episodes`, `traceback`, `disk`, `unreadable_events`, `watchdog_gone`, `unreachable`, `drift`;
+    and about metrics `non_finite`, `dropped_events`, `left_out_metrics`, which remain when the run has ended."""
     text: str
     since: float
 
@@ -127,6 +127,8 @@ class RunRecord:
     config_digest: str = ""
     """Hash of its configuration without seed and name: runs that differ in their seed only have the same one. Empty for
     runs of earlier versions that cannot be read."""
+    host: str = ""
+    """The machine it runs on, or may be sent to; empty for the machine of the service."""
 
 
 class RunChanges(TypedDict, total=False):
@@ -145,6 +147,7 @@ class RunChanges(TypedDict, total=False):
     tracking_url: str
     bytes_on_disk: int
     config_digest: str
+    host: str
 
 
 class RunEdit(TypedDict, total=False):

@@ -172,6 +172,10 @@ class LaunchPlan:
     injected: tuple[Injection, ...] = ()
     script_sha256: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    begins_with: str = ""
+    """Checkpoint of this machine that a run on another machine begins with or resumes from."""
+    planned_digest: str = ""
+    """Digest of the command as it was planned, if it was translated for another machine afterwards."""
 
     def to_redacted_dict(self) -> JsonObject:
         """The plan without secrets, as shown in previews and stored in command.json."""
@@ -193,6 +197,8 @@ class LaunchPlan:
 
     def digest(self) -> str:
         """Hash of the command, independent of the run id and its directories, to recognise a confirmed command."""
+        if self.planned_digest:
+            return self.planned_digest
         paths = self.paths
         placeholders = {str(paths.attempt_dir): "@attempt", str(paths.run_dir): "@run", paths.run_id: "@id"}
 

@@ -28,6 +28,7 @@ _MAX_CHARACTERS = {
     "env_id": 300,
     "python": 4096,
     "warm_start": 4096,
+    "on": 300,
     "tags": 100,
 }
 _MAX_CONFIG_CHARACTERS = 4 << 20
@@ -62,6 +63,9 @@ class RunSpec(Section):
     """Additional environment variables. Secrets are refused, because the spec is stored."""
     invoked_from: Path = Field(default_factory=Path.cwd)
     """Directory that relative paths of the configuration refer to."""
+    on: str | None = None
+    """Where it runs: null is the machine of the service; a host or group of the service's settings, `any`, or an
+    address such as `user@host` or `ray://host`. `python` is then an interpreter of that machine."""
     priority: int = Field(default=0, ge=-100, le=100)
     """Higher priorities start first; runs of equal priority start in the order of submission."""
     gpus: int = Field(default=0, ge=0, le=64)
@@ -163,7 +167,8 @@ def resolve_environment(spec: RunSpec, environment: Mapping[str, str]) -> RunSpe
     checkout = (spec.invoked_from / Path(directory).expanduser()).resolve()
     changes = {} if spec.config.get("checkout") or spec.checkout else {"checkout": str(checkout)}
     project_environment = environment.get("UV_PROJECT_ENVIRONMENT")
-    if spec.python is None and project_environment:
+    # On another machine, the interpreter is one of that machine.
+    if spec.python is None and project_environment and spec.on is None:
         # uv resolves a relative path against the project.
         python = checkout / project_environment / "bin" / "python"
         changes |= {"python": str(python)} if python.is_file() else {}

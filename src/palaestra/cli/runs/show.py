@@ -73,6 +73,7 @@ def _get_fields(reader: RunReader, record: RunRecord) -> list[tuple[str, str]]:
         ("phase", format_phase(record)),
         ("agent", agent or record.runner),
         ("env", shorten(record.env_id, _MAX_NAME)),
+        ("host", shorten(sanitize_line(record.host), _MAX_NAME)),
         ("attempt", str(record.attempt) if record.attempt > 1 else ""),
         ("earlier", "" if record.archived else _format_earlier_attempts(reader, record)),
         ("started", format_time(record.started)),

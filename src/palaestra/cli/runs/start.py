@@ -46,6 +46,10 @@ _ScriptOption = Annotated[
     str | None, typer.Option(metavar="SCRIPT", help="Script or algorithm of the runner, such as dqn.")
 ]
 _PythonOption = Annotated[str | None, typer.Option(metavar="PATH", help="Python interpreter or virtual environment.")]
+_OnOption = Annotated[
+    str | None,
+    typer.Option("--on", metavar="HOST", help="Another machine: a host or group, any, user@host or ray://host."),
+]
 _WarmStartOption = Annotated[
     str | None, typer.Option(metavar="CHECKPOINT", help="Start from the weights of this checkpoint.")
 ]
@@ -76,6 +80,7 @@ def start(
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.")] = None,
     python: _PythonOption = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Prefix of the run id.")] = "",
+    on: _OnOption = None,
     priority: Annotated[int, typer.Option(metavar="N", help="Higher starts sooner (-100 to 100).")] = 0,
     gpus: Annotated[int, typer.Option(metavar="N", help="Number of GPUs to lease for the run.")] = 0,
     memory_mb: Annotated[int | None, typer.Option(metavar="MB", help="Memory limit of the run.")] = None,
@@ -100,8 +105,7 @@ def start(
     Starts the run service if none is running. Both continue after this command exits. Running foreign code needs your
     confirmation, or --yes.
     """
-    words = [*([config_file] if config_file is not None else []), *(overrides or [])]
-    config, config_text, default_name = _read_config(words, runner)
+    config, config_text, default_name = _read_config(config_file, overrides or [], runner)
     spec = _parse_spec(
         runner=runner,
         script=script,
@@ -109,6 +113,7 @@ def start(
         seed=seed,
         python=python,
         name=name or default_name,
+        on=on,
         priority=priority,
         gpus=gpus,
         memory_mb=memory_mb,
@@ -171,6 +176,10 @@ def resume(
         str | None,
         typer.Option(metavar="CHECKPOINT", help="Id, prefix, file name or path. Default: the newest undamaged."),
     ] = None,
+    on: Annotated[
+        str | None,
+        typer.Option("--on", metavar="HOST", help="Another machine than before; empty: this one."),
+    ] = None,
     yes: YesOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -186,11 +195,11 @@ def resume(
     (run_id,) = resolve_runs([run])
     path = _resolve_checkpoint(checkpoint)
     try:
-        record = service.resume_run(run_id, checkpoint=path, changes=values)
+        record = service.resume_run(run_id, checkpoint=path, changes=values, on=on)
     except ConsentRequired as error:
         print(error, file=sys.stderr)
         confirm("run this foreign code", yes)
-        record = service.resume_run(run_id, error.digest, checkpoint=path, changes=values)
+        record = service.resume_run(run_id, error.digest, checkpoint=path, changes=values, on=on)
     if as_json:
         print_json(record)
     else:
@@ -198,11 +207,12 @@ def resume(
         print(sanitize_line(f"{record.run_id} {record.phase}, attempt {record.attempt + 1}{reason}"))
 
 
-def _read_config(words: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
+def _read_config(config_file: str | None, overrides: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
     """The configuration from a file and overrides, the text of the file, and a name for the run."""
     from palaestra.config.file import apply_overrides, read_config_file
     from palaestra.runs.spec import run_name
 
+    words = [*([config_file] if config_file is not None else []), *overrides]
     path = Path(words.pop(0)) if words and "=" not in words[0] else None
     if path is None and not words and runner == "palaestra":
         remedy = "Try: palaestra runs start configs/ppo/cartpole.yaml"

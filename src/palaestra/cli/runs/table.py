@@ -10,19 +10,21 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.record import LASTING_ALARMS, RunRecord
 from palaestra.runs.state.event_log import duration_s
 
-_TITLES = ("RUN", "RUNNER", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE")
+_TITLES = ("RUN", "RUNNER", "HOST", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE")
 _ALIGN_RIGHT = frozenset({"STEPS", "RETURN", "ELAPSED"})
 _MAX_NOTE = 60
 _MAX_NAME = 40
 
 
 def format_runs(records: Sequence[RunRecord]) -> list[str]:
-    """A line of titles, and one line per run."""
+    """A line of titles, and one line per run. A column names other machines, if a run is on one."""
     now = time.time()
+    titles = tuple(title for title in _TITLES if title != "HOST" or any(record.host for record in records))
     rows = [
         (
             record.run_id,
             record.runner,
+            *([shorten(sanitize_line(record.host), _MAX_NAME)] if "HOST" in titles else []),
             shorten(record.env_id, _MAX_NAME),
             str(record.phase),
             format_steps(record),
@@ -32,7 +34,7 @@ def format_runs(records: Sequence[RunRecord]) -> list[str]:
         )
         for record in records
     ]
-    return format_columns([_TITLES, *rows], align_right=[title in _ALIGN_RIGHT for title in _TITLES])
+    return format_columns([titles, *rows], align_right=[title in _ALIGN_RIGHT for title in titles])
 
 
 def format_note(record: RunRecord) -> str:

@@ -18,6 +18,7 @@ from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.checkpoints.files import (
     AttemptSteps,
     PalaestraCheckpoint,
+    announced_paths,
     detect_format,
     digest_path,
     summarize_returns,
@@ -222,8 +223,7 @@ def _candidates(attempt: Attempt, patterns: Collection[str]) -> Iterator[Path]:
 def _resolve_announced(attempt: Attempt, announced: str) -> Path | None:
     """Return the path of an announced checkpoint; None when it is missing or outside its run."""
     root = attempt.path.parent.resolve()
-    for base in (attempt.path, attempt.work):
-        path = (base / announced).resolve()
+    for path in announced_paths(attempt, announced):
         directories = (root, attempt.path.resolve(), attempt.work.resolve())
         if path.is_relative_to(root) and path not in directories and path.exists():
             return path

@@ -236,9 +236,8 @@ class AttemptSteps:
     @cached_property
     def announcements(self) -> dict[Path, tuple[float, CheckpointSaved]]:
         """Time and event of every announcement of the trainer, by path."""
-        bases = (self._attempt.path, self._attempt.work)
         announced = list(_read_announcements(self._attempt.journal))
-        return {(base / event.path).resolve(): (time, event) for time, event in announced for base in bases}
+        return {path: one for one in announced for path in announced_paths(self._attempt, one[1].path)}
 
     def _last_logged_step(self, path: Path) -> CheckpointStep:
         """Return the last step that the trainer logged before it wrote the file."""
@@ -258,6 +257,16 @@ class AttemptSteps:
         names = [name for name, info in series.names().items() if not info.source.startswith("stdout")]
         names.sort(key=lambda name: name != "episode/return")
         return [(point.step, point.time) for name in names[:_MAX_METRICS] for point in series.recent(name, _MAX_POINTS)]
+
+
+def announced_paths(attempt: Attempt, announced: str) -> tuple[Path, ...]:
+    """Where an announced checkpoint may be: a path relative to the attempt or to its working directory.
+
+    A trainer on another machine announces the path of that machine, whose end is the same here.
+    """
+    _, found, rest = announced.partition(f"/{attempt.path.parent.name}/{attempt.path.name}/")
+    places = [announced, *([rest] if found else [])]
+    return tuple((base / place).resolve() for place in places for base in (attempt.path, attempt.work))
 
 
 def _read_announcements(journal: Path) -> Iterator[tuple[float, CheckpointSaved]]:

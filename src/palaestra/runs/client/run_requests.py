@@ -65,12 +65,14 @@ class RunRequests(ServiceRequests):
         *,
         checkpoint: str | None = None,
         changes: Mapping[str, object] | None = None,
+        on: str | None = None,
     ) -> RunRecord:
         """Queue a run that has ended again, from its newest undamaged checkpoint or from `checkpoint`.
 
-        `changes` are values by dotted key, such as {"trainer.total_timesteps": 200_000}.
+        `changes` are values by dotted key, such as {"trainer.total_timesteps": 200_000}. `on` is another machine than
+        the one it ran on; empty for that of the service.
         """
-        body = {"consent": consent, "checkpoint": checkpoint, "changes": _changes_to_json(changes or {})}
+        body = {"consent": consent, "checkpoint": checkpoint, "changes": _changes_to_json(changes or {}), "on": on}
         return self._run_request(f"/runs/{quote(run_id)}/resume", body)
 
     def run(self, run_id: str) -> RunRecord:

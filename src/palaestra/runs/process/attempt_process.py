@@ -77,6 +77,10 @@ class AttemptProcess:
         process = cls(attempt)
         return None if process._watchdog_fd is None and process._trainer_fd is None else process
 
+    unreachable = ""
+    """Why the machine of the attempt cannot be asked about it: this machine always can."""
+    is_visible = True
+
     @property
     def watchdog_alive(self) -> bool:
         """Whether the watchdog is running and will record the exit."""
@@ -103,7 +107,7 @@ class AttemptProcess:
     async def stop(self, reason: str, grace_s: float) -> None:
         """Request a stop, wait for the grace period, then kill. Returns when no process of the attempt is left."""
         request = {"schema": 1, "reason": reason, "by": "service", "grace_s": grace_s, "asked": time.time()}
-        _write_stop_request(self.attempt, request)
+        write_stop_request(self.attempt, request)
         if self.watchdog_alive and self._watchdog_fd is not None:
             _send_signal(self._watchdog_fd, signal.SIGTERM)
             if await _finishes_within(self.wait(), grace_s + watchdog.LEFTOVER_GRACE_S + _STUCK_AFTER_S):
@@ -190,7 +194,7 @@ def check_no_trainer(run: RunDirectory) -> None:
 
 def has_run(attempt: Attempt) -> bool:
     """Whether a trainer ever started in the attempt; a prepared directory can still be used."""
-    if any(path.exists() for path in (attempt.process, attempt.exit, attempt.journal)):
+    if any(path.exists() for path in (attempt.process, attempt.exit, attempt.journal, attempt.remote)):
         return True
     try:
         return attempt.stdout.stat().st_size > 0
@@ -259,7 +263,8 @@ def _spawn_watchdog(plan: LaunchPlan, attempt: Attempt, *, memory_mb: int | None
     return ready, pid
 
 
-def _write_stop_request(attempt: Attempt, request: JsonObject) -> None:
+def write_stop_request(attempt: Attempt, request: JsonObject) -> None:
+    """Write stop.json, if need be into the space that was reserved for it."""
     try:
         write_json(attempt.stop, request)
     except OSError:

@@ -88,6 +88,8 @@ class ResumeBody(RequestBody):
     """Id of the checkpoint, a prefix of the id, its file name or its path; null: the newest undamaged one."""
     changes: Annotated[JsonObject, Field(default_factory=dict, max_length=100)]
     """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
+    on: Annotated[StoredText | None, Field(max_length=300)] = None
+    """Another machine than before; null: the same one, empty: that of the service."""
 
 
 class EditBody(RequestBody):
@@ -166,7 +168,7 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
     ) -> list[JsonObject]:
         """Runs that match all filters, newest first. For the next page, `before` is the last run of this page.
 
-        Every word of `search` must occur in the id, name, agent, environment, a tag, the notes or the reason.
+        Every word of `search` must occur in the id, name, agent, environment, host, a tag, the notes or the reason.
         """
         records = reader.runs(
             phases=phase,
@@ -240,7 +242,10 @@ def _add_control_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader)
 
     @runs_router.post("/runs/{run_id}/stop", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
     async def stop_run(run_id: RunId, body: StopBody) -> JsonObject:
-        """Stop a run. Returns when all its processes have ended."""
+        """Stop a run. Returns when all its processes have ended.
+
+        The run is still `stopping` in the response if its machine cannot be reached: then the stop is pending.
+        """
         return to_json(await supervisor.stop(await _full_id(reader, run_id), grace_s=body.grace_s))
 
     @runs_router.post("/runs/{run_id}/resume", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
@@ -249,7 +254,7 @@ def _add_control_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader)
 
         The `reason` of the response names the checkpoint and says why newer ones were skipped.
         """
-        request = ResumeRequest(body.checkpoint, body.changes)
+        request = ResumeRequest(body.checkpoint, body.changes, body.on)
         return to_json(await supervisor.resume(await _full_id(reader, run_id), body.consent, request))
 
     @service_router.post("/drain")

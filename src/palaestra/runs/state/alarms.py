@@ -35,15 +35,29 @@ class AlarmMonitor:
         self._progress = AttemptProgress(attempt=0)
         self._steps = 0
         self._watchdog_gone = False
+        self._unreachable = ""
         self._last_activity = now
         self._traceback_at: float | None = None
         self._disagree_since: float | None = None
 
-    def update(self, progress: AttemptProgress, steps: int, now: float, *, watchdog_gone: bool = False) -> None:
-        """Process the progress of the attempt, which has taken this many steps so far."""
+    def update(
+        self,
+        progress: AttemptProgress,
+        steps: int,
+        now: float,
+        *,
+        watchdog_gone: bool = False,
+        unreachable: str = "",
+        is_visible: bool = True,
+    ) -> None:
+        """Process the progress of the attempt, which has taken this many steps so far.
+
+        `unreachable` says why its machine does not answer; while it does not, the attempt is not visible.
+        """
         before, self._progress = self._progress, progress
-        self._steps, self._watchdog_gone = steps, watchdog_gone
-        if _activity(progress) != _activity(before):
+        self._steps, self._watchdog_gone, self._unreachable = steps, watchdog_gone, unreachable
+        # A run that cannot be seen is not stalled.
+        if not is_visible or _activity(progress) != _activity(before):
             self._last_activity = now
         if progress.tracebacks > before.tracebacks:
             self._traceback_at = now
@@ -71,6 +85,8 @@ class AlarmMonitor:
             texts.setdefault("unreadable_events", text)
         if self._watchdog_gone:
             texts["watchdog_gone"] = "its watchdog was killed: the outcome will be inferred from the journal"
+        if self._unreachable:
+            texts["unreachable"] = self._unreachable
         if self._drift:
             texts["drift"] = self._drift
         return _to_alarms(texts, wall_time)

@@ -157,13 +157,16 @@ def read_exit_facts(attempt: Attempt, redact: Callable[[str], str]) -> ExitFacts
     status = read_status(attempt)
     exit_ = status.exit or ExitRecord()
     process = status.watchdog or status.trainer
+    remote = read_versioned_json(attempt.remote) or {}
+    rebooted = bool(remote.get("rebooted")) or (process is not None and process.boot_id != boot_id())
     return ExitFacts(
         returncode=exit_.returncode,
         launch_error=exit_.launch_error,
         out_of_memory=exit_.out_of_memory,
         stop_reason=exit_.stop_reason or (status.stop.reason if status.stop else ""),
         reported_phase=_reported_phase(attempt.journal),
-        same_boot=process is None or process.boot_id == boot_id(),
+        same_boot=not rebooted,
+        lost_reason=str(remote.get("lost") or ""),
         last_lines=redact(last_lines(attempt.stdout)),
         exception=redact(exception_line(attempt.stdout)),
     )

@@ -67,6 +67,9 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE checkpoints ADD COLUMN offline_dataset TEXT NOT NULL DEFAULT '{}';
     """,
+    """
+    ALTER TABLE runs ADD COLUMN host TEXT NOT NULL DEFAULT '';
+    """,
 )
 """Statements that upgrade each schema version to the next, starting from an empty file."""
 

@@ -170,6 +170,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         name=edits.get("name", ""),
         notes=edits.get("notes", ""),
         config_digest=read_config_digest(run, plan.env_id, events),
+        host=next((str(event.facts["host"]) for event in reversed(events) if "host" in event.facts), ""),
     )
 
 

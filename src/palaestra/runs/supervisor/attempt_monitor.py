@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 from palaestra.runs.phase import Phase, PhaseEvent
 from palaestra.runs.process.attempt_process import AttemptProcess
+from palaestra.runs.remote.remote_process import RemoteProcess
 from palaestra.runs.state.alarms import AlarmLimits, AlarmMonitor, merge_alarms
 from palaestra.runs.state.progress import AttemptProgress, RunTotals
 from palaestra.runs.supervisor.state_writer import RunStateWriter
@@ -26,7 +27,7 @@ class AttemptMonitor:
     def __init__(
         self,
         state: RunStateWriter,
-        process: AttemptProcess,
+        process: AttemptProcess | RemoteProcess,
         progress: Callable[[], AttemptProgress | None],
         limits: AlarmLimits,
         *,
@@ -75,7 +76,15 @@ class AttemptMonitor:
         if self._state.phase is Phase.STARTING and (progress.seq or progress.output_bytes):
             await self._state.advance(PhaseEvent.FIRST_SIGN)
         steps = self._totals_before.new_steps(progress)
-        self._alarms.update(progress, steps, now, watchdog_gone=self._process.watchdog_gone)
+        process = self._process
+        self._alarms.update(
+            progress,
+            steps,
+            now,
+            watchdog_gone=process.watchdog_gone,
+            unreachable=process.unreachable,
+            is_visible=process.is_visible,
+        )
         await self._update_alarms(now)
         if now - self._row_updated >= _ROW_INTERVAL_S:
             self._row_updated = now

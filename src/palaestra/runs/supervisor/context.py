@@ -59,3 +59,5 @@ class SupervisorContext:
     clock: Callable[[], float]
     on_run_ended: Callable[[str], None]
     """Called with the run id when the slot of a run is free."""
+    on_unreachable: Callable[[str, str], None] = lambda _machine, _reason: None
+    """Called with a machine that does not answer, and why: runs for it wait."""

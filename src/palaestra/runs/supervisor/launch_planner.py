@@ -10,21 +10,23 @@ import asyncio
 import logging
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused, PalaestraError
+from palaestra.errors import ConfigError, ConsentRequired, HostUnreachable, LaunchRefused, PalaestraError
 from palaestra.files.home import Home
 from palaestra.redaction import Redactor, is_secret_key, redact_command
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
 from palaestra.runs.record import CheckpointRecord, RunRecord
+from palaestra.runs.remote.machines import MachineFacts, Machines, Shipment, refusal
 from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, Runner
 from palaestra.runs.runners.registry import runner_not_found
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.supervisor.queue import Slots, gpu_shortage
+from palaestra.runs.supervisor.queue import HERE, Slots, gpu_shortage
 from palaestra.runs.supervisor.resume import ResumeRequest, find_resume_point
 from palaestra.runs.supervisor.run_files import attempt_paths, find_plan_fault, free_disk_bytes
 
@@ -32,6 +34,8 @@ _MB = 1 << 20
 _CHECKPOINT_ID = re.compile(r"[0-9a-f]{1,64}")
 _MAX_RUNS_COMPARED = 100
 """Number of newest runs of a runner that are searched for an earlier version of the script."""
+_RETRY_MACHINE_S = 15.0
+"""Pause before a machine that did not answer is tried again for queued runs."""
 _log = logging.getLogger(__name__)
 
 
@@ -43,6 +47,8 @@ class Preview:
     plan: LaunchPlan | None
     """What would be executed; None if a finding refuses the launch."""
     needs_consent: bool
+    machine: str = HERE
+    """Where it would be executed."""
 
     @property
     def refusal(self) -> Finding | None:
@@ -76,9 +82,12 @@ class LaunchPlanner:
         *,
         min_free_disk_mb: int = 0,
         add_installed: Callable[[dict[str, Runner]], dict[str, str]] = lambda _: {},
+        machines: Machines | None = None,
     ) -> None:
         self.runners = dict(runners)
         self.slots = slots
+        self.machines = machines or Machines({})
+        self._unreachable: dict[str, tuple[str, float]] = {}
         self._home, self._registry = home, registry
         self._min_free_disk_mb, self._add_installed = min_free_disk_mb, add_installed
 
@@ -105,19 +114,129 @@ class LaunchPlanner:
             return spec  # the preview refuses it
         return spec if checkpoint is None else spec.model_copy(update={"warm_start": checkpoint.checkpoint_id})
 
-    async def preview(self, spec: RunSpec, paths: AttemptPaths, gpus: tuple[str, ...] | None = None) -> Preview:
-        """Run the preflight and plan the command. Writes nothing. `gpus`: those leased to the attempt."""
-        runner = await self.get_runner(spec.runner)
+    def list_machines(self, spec: RunSpec) -> tuple[str, ...]:
+        """Where a run may be launched; nowhere if the settings no longer have its host."""
         try:
-            return await asyncio.to_thread(
-                self._preview, spec, runner, paths, self.slots.gpus if gpus is None else gpus
-            )
+            return self.machines.table.candidates(spec.on)
+        except ConfigError:
+            return ()
+
+    def slots_of(self, machine: str) -> Slots:
+        """How many runs fit on a machine, and why none can be launched there now."""
+        if machine == HERE:
+            return self.slots
+        capacity = self.machines.capacity(machine)
+        problem, until = self._unreachable.get(machine, ("", 0.0))
+        if problem and time.monotonic() >= until:
+            problem = ""
+            del self._unreachable[machine]
+        return Slots(capacity.max_running, capacity.gpus, problem)
+
+    def mark_unreachable(self, machine: str, reason: str) -> None:
+        """Launch nothing on a machine that does not answer, for a while."""
+        self._unreachable[machine] = (reason, time.monotonic() + _RETRY_MACHINE_S)
+
+    @property
+    def waits_for_machines(self) -> bool:
+        """Whether a machine did not answer lately, so that runs wait for it."""
+        return bool(self._unreachable)
+
+    async def preview(
+        self,
+        spec: RunSpec,
+        paths: AttemptPaths,
+        gpus: tuple[str, ...] | None = None,
+        machine: str | None = None,
+    ) -> Preview:
+        """Run the preflight and plan the command. Writes nothing. `gpus`: those leased to the attempt.
+
+        Without a machine, it is the first on which the run may be launched and that refuses nothing.
+        """
+        runner = await self.get_runner(spec.runner)
+        candidates = self.machines.table.candidates(spec.on) if machine is None else (machine,)
+        first: Preview | None = None
+        for name in candidates:
+            try:
+                preview = await self._preview_on(name, spec, runner, paths, gpus)
+            except HostUnreachable as error:
+                if machine is not None:
+                    raise
+                preview = Preview((refusal(error),), None, runner.capabilities.runs_foreign_code, name)
+            if preview.refusal is None:
+                return preview
+            first = first or preview
+        assert first is not None
+        return first
+
+    async def _preview_on(
+        self, machine: str, spec: RunSpec, runner: Runner, paths: AttemptPaths, gpus: tuple[str, ...] | None
+    ) -> Preview:
+        try:
+            if machine == HERE:
+                return await asyncio.to_thread(
+                    self._preview, spec, runner, paths, self.slots.gpus if gpus is None else gpus
+                )
+            return await self._preview_elsewhere(machine, spec, runner, paths, gpus)
         except PalaestraError:
             raise
         except Exception as error:
             _log.exception("runner %s failed in a preview", runner.name)
             reason = f"failed in a preview ({type(error).__name__}: {error})"
             raise LaunchRefused("runner", runner.name, reason, "This is a fault of the runner; see the log") from error
+
+    async def _preview_elsewhere(
+        self, machine: str, spec: RunSpec, runner: Runner, paths: AttemptPaths, gpus: tuple[str, ...] | None
+    ) -> Preview:
+        """The configuration is checked here; the machine says what it has."""
+        # Its interpreter and its GPUs are of the other machine.
+        spec_here = spec.model_copy(update={"python": None, "gpus": 0, "video": False})
+        here = await asyncio.to_thread(self._preview, spec_here, runner, paths, (), elsewhere=True)
+        if here.plan is None:
+            return replace(here, machine=machine)
+        checkpoint = paths.resume_from or await asyncio.to_thread(self._warm_start_path, spec, runner)
+        try:
+            shipment = await asyncio.to_thread(self.machines.collect, spec, checkpoint)
+            facts = await self.machines.check(machine, spec, shipment)
+        except HostUnreachable:
+            raise
+        except ConfigError as error:
+            return replace(here, findings=(*here.findings, refusal(error)), plan=None, machine=machine)
+        return await asyncio.to_thread(
+            self._translate,
+            here,
+            machine,
+            spec,
+            runner,
+            shipment,
+            facts,
+            self.slots_of(machine).gpus if gpus is None else gpus,
+        )
+
+    def _translate(
+        self,
+        here: Preview,
+        machine: str,
+        spec: RunSpec,
+        runner: Runner,
+        shipment: Shipment,
+        facts: MachineFacts,
+        gpus: tuple[str, ...],
+    ) -> Preview:
+        findings = [one for one in here.findings if one.check not in ("disk", "python", "gpu")]
+        findings += self.machines.findings(machine, facts, spec, shipment)
+        if self.machines.table.get(machine).address.kind == "ssh":
+            findings += _check_gpus(spec, runner, self.slots_of(machine), machine)
+        plan = here.plan
+        if plan is not None and not _is_refused(findings):
+            plan = replace(plan, begins_with="" if shipment.checkpoint is None else str(shipment.checkpoint))
+            leased = gpus[: spec.gpus]
+            plan, warnings = self.machines.translate(machine, facts, plan, spec, shipment, leased, os.environ)
+            findings += warnings
+        return Preview(tuple(findings), None if _is_refused(findings) else plan, here.needs_consent, machine)
+
+    def _warm_start_path(self, spec: RunSpec, runner: Runner) -> str | None:
+        checkpoint = self._find_warm_start(spec, runner)
+        return spec.warm_start if checkpoint is None else checkpoint.path
 
     def plan_attempt_paths(self, record: RunRecord, number: int) -> AttemptPaths:
         """The paths of an attempt, with the checkpoint that a resume continues from."""
@@ -127,8 +246,10 @@ class LaunchPlanner:
         wanted = ResumeRequest.pending(RunEventLog(run).read()).checkpoint
         return attempt_paths(run, number, find_resume_point(self._home, self._registry, record, wanted).checkpoint.path)
 
-    def _preview(self, spec: RunSpec, runner: Runner, paths: AttemptPaths, gpus: tuple[str, ...]) -> Preview:
-        """Blocks: a runner may probe other interpreters."""
+    def _preview(
+        self, spec: RunSpec, runner: Runner, paths: AttemptPaths, gpus: tuple[str, ...], *, elsewhere: bool = False
+    ) -> Preview:
+        """Blocks: a runner may probe other interpreters. `elsewhere`: the GPUs are those of another machine."""
         findings: list[Finding] = []
         foreign_code = runner.capabilities.runs_foreign_code
         if paths.resume_from is not None:
@@ -148,7 +269,7 @@ class LaunchPlanner:
         machine = Machine(environment=dict(os.environ), free_disk_bytes=free_disk_bytes(self._home), gpus=gpus)
         findings += _check_capabilities(spec, runner, paths)
         findings += _check_disk(machine, self._min_free_disk_mb)
-        findings += _check_gpus(spec, runner, self.slots)
+        findings += [] if elsewhere else _check_gpus(spec, runner, self.slots)
         findings += _check_secrets(spec)
         if not _is_refused(findings):
             findings += runner.preflight(spec, machine)
@@ -219,9 +340,9 @@ def _check_disk(machine: Machine, min_free_disk_mb: int) -> Iterator[Finding]:
         yield Finding("disk", "ok", f"{free:,} MB free")
 
 
-def _check_gpus(spec: RunSpec, runner: Runner, slots: Slots) -> Iterator[Finding]:
+def _check_gpus(spec: RunSpec, runner: Runner, slots: Slots, machine: str = HERE) -> Iterator[Finding]:
     wanted = max(spec.gpus, 1 if runner.capabilities.needs_gpu else 0)
-    shortage = gpu_shortage(wanted, slots)
+    shortage = gpu_shortage(wanted, slots, machine)
     if shortage:
         yield Finding("gpu", "refused", shortage, "Request fewer with --gpus, or use a machine that has them")
     elif runner.capabilities.needs_gpu and not spec.gpus:

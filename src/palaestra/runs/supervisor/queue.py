@@ -1,4 +1,4 @@
-"""The queue of runs: which run starts next on which GPUs, why the others wait, and the file that says so.
+"""The queue of runs: which run starts next on which machine and GPUs, why the others wait, and the file that says so.
 
 The scheduling functions are pure. The queue file can be lost without harm: then queued runs are listed without a
 reason, and the service does not drain.
@@ -11,7 +11,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
@@ -25,12 +25,25 @@ Gpus: TypeAlias = tuple[str, ...]
 _log = logging.getLogger(__name__)
 
 
+HERE = ""
+"""The machine of the service."""
+
+
 @dataclass(frozen=True)
 class Slots:
-    """What the runs share: the number of concurrent runs, and the GPUs."""
+    """What the runs of one machine share: the number of concurrent runs, and the GPUs."""
 
     max_running: int
     gpus: Gpus = ()
+    problem: str = ""
+    """Why no run can be launched there now; empty when one can."""
+
+
+class Lease(NamedTuple):
+    """What a run occupies: a slot of a machine, and GPUs of it."""
+
+    gpus: Gpus = ()
+    machine: str = HERE
 
 
 @dataclass(frozen=True)
@@ -41,6 +54,8 @@ class QueuedRun:
     priority: int = 0
     since: float = 0.0
     gpus: int = 0
+    machines: tuple[str, ...] = (HERE,)
+    """Where it may be launched, in order of preference."""
 
 
 @dataclass(frozen=True)
@@ -70,28 +85,60 @@ class QueueStatus:
     """Whether no queued run is started."""
 
 
+class _Free:
+    """What is left of one machine while launches are decided."""
+
+    def __init__(self, slots: Slots, leases: Iterable[Lease]) -> None:
+        self.slots, self.used = slots, 0
+        self.gpus = list(slots.gpus)
+        for lease in leases:
+            self.used += 1
+            self.gpus = [gpu for gpu in self.gpus if gpu not in lease.gpus]
+        self.reserved = False
+
+    @property
+    def is_full(self) -> bool:
+        return self.used >= self.slots.max_running or bool(self.slots.problem)
+
+    def take(self, gpus: int) -> Gpus:
+        leased, self.gpus = tuple(self.gpus[:gpus]), self.gpus[gpus:]
+        self.used += 1
+        return leased
+
+
 def next_launches(
-    queued: Sequence[QueuedRun], running: Mapping[str, Gpus], slots: Slots, draining: bool = False
-) -> dict[str, Gpus]:
-    """The runs to launch now and their GPUs: highest priority first, then first come, first served.
+    queued: Sequence[QueuedRun], running: Mapping[str, Lease], machines: Mapping[str, Slots], draining: bool = False
+) -> dict[str, Lease]:
+    """The runs to launch now and what they lease: highest priority first, then first come, first served.
 
     Runs without GPUs may overtake one that waits for GPUs. Runs with GPUs may not: it could wait forever.
     """
-    launches: dict[str, Gpus] = {}
-    if draining:
-        return launches
-    leased = {gpu for gpus in running.values() for gpu in gpus}
-    free = [gpu for gpu in slots.gpus if gpu not in leased]
+    return {} if draining else _assign(queued, running, machines)[0]
+
+
+def _assign(
+    queued: Sequence[QueuedRun], running: Mapping[str, Lease], machines: Mapping[str, Slots]
+) -> tuple[dict[str, Lease], dict[str, _Free]]:
+    free = {
+        name: _Free(slots, [lease for lease in running.values() if lease.machine == name])
+        for name, slots in machines.items()
+    }
+    launches: dict[str, Lease] = {}
     for run in sort_queue(queued):
-        if len(running) + len(launches) >= slots.max_running:
-            break
-        if run.gpus > len(free):
-            # Reserve the free GPUs for this run.
-            free = []
+        known = [name for name in run.machines if name in free]
+        place = next((name for name in known if not free[name].is_full and _fits(run.gpus, free[name])), None)
+        if place is not None:
+            launches[run.run_id] = Lease(free[place].take(run.gpus), place)
             continue
-        launches[run.run_id] = tuple(free[: run.gpus])
-        free = free[run.gpus :]
-    return launches
+        waits_for_gpus = [name for name in known if not free[name].is_full]
+        if waits_for_gpus:
+            # Reserve the free GPUs of the machine that it prefers.
+            free[waits_for_gpus[0]].reserved = True
+    return launches, free
+
+
+def _fits(gpus: int, free: _Free) -> bool:
+    return gpus == 0 or (gpus <= len(free.gpus) and not free.reserved)
 
 
 def sort_queue(queued: Iterable[QueuedRun]) -> list[QueuedRun]:
@@ -100,32 +147,38 @@ def sort_queue(queued: Iterable[QueuedRun]) -> list[QueuedRun]:
 
 
 def waiting_reasons(
-    queued: Sequence[QueuedRun], running: Mapping[str, Gpus], slots: Slots, draining: bool = False
+    queued: Sequence[QueuedRun], running: Mapping[str, Lease], machines: Mapping[str, Slots], draining: bool = False
 ) -> dict[str, str]:
     """What each run that is not launched now waits for, by run id."""
     if draining:
         return {run.run_id: "the service is draining: palaestra runs drain --off" for run in queued}
-    leases = {**running, **next_launches(queued, running, slots)}
-    free = len(slots.gpus) - sum(map(len, leases.values()))
+    launches, free = _assign(queued, running, machines)
     reasons = {}
     for run in queued:
-        if run.run_id in leases:
+        if run.run_id in launches:
             continue
-        if len(leases) >= slots.max_running:
-            reasons[run.run_id] = f"waits for a slot ({len(leases)} of {slots.max_running} in use)"
-        else:
-            reserved = ", kept for a run before it" if free >= run.gpus else ""
-            wanted = f"{run.gpus} GPU{'s' if run.gpus > 1 else ''}"
-            reasons[run.run_id] = f"waits for {wanted} ({free} of {len(slots.gpus)} free{reserved})"
+        texts = [_waiting_reason(run, name, free[name]) for name in run.machines if name in free]
+        reasons[run.run_id] = "; ".join(texts) or "waits for a machine"
     return reasons
 
 
-def gpu_shortage(gpus: int, slots: Slots) -> str:
+def _waiting_reason(run: QueuedRun, machine: str, free: _Free) -> str:
+    slots, place = free.slots, f" on {machine}" if machine else ""
+    if slots.problem:
+        return f"waits for {machine or 'this machine'}: {slots.problem}"
+    if free.used >= slots.max_running:
+        return f"waits for a slot{place} ({free.used} of {slots.max_running} in use)"
+    reserved = ", kept for a run before it" if len(free.gpus) >= run.gpus else ""
+    wanted = f"{run.gpus} GPU{'s' if run.gpus > 1 else ''}"
+    return f"waits for {wanted}{place} ({len(free.gpus)} of {len(slots.gpus)} free{reserved})"
+
+
+def gpu_shortage(gpus: int, slots: Slots, machine: str = HERE) -> str:
     """Why a run that needs this many GPUs would wait forever; empty if it would not."""
     if gpus <= len(slots.gpus):
         return ""
     have = "none" if not slots.gpus else str(len(slots.gpus))
-    return f"needs {gpus} GPU{'s' if gpus > 1 else ''} and this machine has {have}"
+    return f"needs {gpus} GPU{'s' if gpus > 1 else ''} and {machine or 'this machine'} has {have}"
 
 
 def waiting_reason(row: RunRecord, why: str) -> str:

@@ -37,6 +37,8 @@ class ResumeRequest:
     """Id of the checkpoint, a prefix of the id, its file name or its path; None: the newest undamaged one."""
     changes: Mapping[str, object] = field(default_factory=dict)
     """Values by dotted key of the runner's configuration, such as `trainer.total_timesteps`."""
+    on: str | None = None
+    """Where to resume it; None: where it ran last. Empty: on the machine of the service."""
 
     @classmethod
     def pending(cls, events: Iterable[RunEvent]) -> ResumeRequest:
@@ -47,7 +49,8 @@ class ResumeRequest:
 
     def facts(self) -> JsonObject:
         """The request as stored in the event log."""
-        return {"checkpoint": self.checkpoint, "changes": dict(self.changes)}
+        facts: JsonObject = {"checkpoint": self.checkpoint, "changes": dict(self.changes)}
+        return facts if self.on is None else {**facts, "on": self.on}
 
 
 @dataclass(frozen=True)
@@ -124,19 +127,25 @@ def resume_columns(record: RunRecord, request: ResumeRequest, point: ResumePoint
 
 def read_current_spec(run: RunDirectory, events: Iterable[RunEvent]) -> RunSpec:
     """The spec of a run with the changes of all launched or pending resumes. `ConfigError` if it cannot be read."""
-    spec, pending = read_spec(run), JsonObject()
+    spec, pending, on = read_spec(run), JsonObject(), None
     for event in events:
         if event.kind == PhaseEvent.RESUMED:
-            pending = _mapping(event.facts.get("changes"))
+            pending, on = _mapping(event.facts.get("changes")), event.facts.get("on")
         elif event.kind == PhaseEvent.RESUME_CANCELLED:
-            pending = {}
+            pending, on = {}, None
         elif event.kind == PhaseEvent.LAUNCHED:
-            spec, pending = change_spec(spec, pending), {}
-    return change_spec(spec, pending)
+            # Later attempts go where this one went.
+            spec, pending, on = change_spec(spec, pending, str(event.facts.get("host") or "")), {}, None
+    return change_spec(spec, pending, on if isinstance(on, str) else None)
 
 
-def change_spec(spec: RunSpec, changes: Mapping[str, object]) -> RunSpec:
-    """A spec with other values in the runner's configuration. `ConfigError` for a key inside a plain value."""
+def change_spec(spec: RunSpec, changes: Mapping[str, object], on: str | None = None) -> RunSpec:
+    """A spec with other values in the runner's configuration, and for another machine if one is given.
+
+    `ConfigError` for a key inside a plain value.
+    """
+    if on is not None and (on or None) != spec.on:
+        spec = spec.model_copy(update={"on": on or None})
     if not changes:
         return spec
     config = copy.deepcopy(spec.config)

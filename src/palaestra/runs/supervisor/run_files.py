@@ -76,6 +76,7 @@ def initial_record(run_id: str, spec: RunSpec, plan: LaunchPlan, now: float) -> 
         seed=spec.seed,
         tags=spec.tags,
         config_digest=digest_plan(spec, plan),
+        host=spec.on or "",
     )
 
 
@@ -86,7 +87,8 @@ def digest_plan(spec: RunSpec, plan: LaunchPlan) -> str:
 
 def plan_facts(spec: RunSpec, plan: LaunchPlan) -> JsonObject:
     """Facts of the plan for the event log of a queued run, which has no attempt yet."""
-    facts = {"env_id": plan.env_id, "algorithm": plan.algorithm, "total_steps": plan.total_steps}
+    facts: JsonObject = {"env_id": plan.env_id, "algorithm": plan.algorithm, "total_steps": plan.total_steps}
+    facts |= {"host": spec.on} if spec.on else {}
     return {**facts, "config_digest": digest_plan(spec, plan)}
 
 

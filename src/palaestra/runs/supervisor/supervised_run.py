@@ -10,7 +10,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, replace
 
-from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, PalaestraError
+from palaestra.errors import ConfigError, HostUnreachable, IllegalTransition, LaunchRefused, PalaestraError
 from palaestra.files.atomic import read_json
 from palaestra.files.run_directory import Attempt
 from palaestra.redaction import Redactor
@@ -29,6 +29,7 @@ from palaestra.runs.process.attempt_process import (
 )
 from palaestra.runs.process.resource_usage import ResourceSampler
 from palaestra.runs.record import Alarm, RunRecord
+from palaestra.runs.remote.remote_process import RemotePlace, RemoteProcess
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.alarms import AlarmLimits, describe_missing_episodes, lasting_alarms, merge_alarms
@@ -37,6 +38,7 @@ from palaestra.runs.state.progress import AttemptProgress, RunTotals
 from palaestra.runs.supervisor.attempt_monitor import AttemptMonitor
 from palaestra.runs.supervisor.context import SupervisorContext
 from palaestra.runs.supervisor.launch_planner import find_script_change
+from palaestra.runs.supervisor.queue import HERE, Lease
 from palaestra.runs.supervisor.resume import read_current_spec
 from palaestra.runs.supervisor.run_files import digest_plan, prepare_attempt
 from palaestra.runs.supervisor.state_writer import RunStateWriter
@@ -62,12 +64,12 @@ class SupervisedRun:
         self.ring = Ring()
         # The defaults hold until the spec is read. Not validated: an odd row must not keep a service from starting.
         self.spec = spec or RunSpec.model_construct(runner=state.record.runner)
-        self.gpus: tuple[str, ...] = ()
+        self.lease = Lease()
         self.has_slot = False
         self._context = context
         self._spawn = context.tasks.spawn
         self._lock = asyncio.Lock()
-        self._process: AttemptProcess | None = None
+        self._process: AttemptProcess | RemoteProcess | None = None
         self._monitor: AttemptMonitor | None = None
         self._totals_before = RunTotals()
         self._new_checkpoints: list[Record] = []
@@ -99,8 +101,10 @@ class SupervisedRun:
             if self.state.phase is Phase.QUEUED:
                 return "queued"
             attempt = self.state.paths.attempt(self.state.record.attempt)
-            plan = AttemptPlan.read(attempt)
-            self.gpus = plan.gpus
+            plan, place = AttemptPlan.read(attempt), RemotePlace.read(attempt)
+            self.lease = Lease(plan.gpus, HERE if place is None else place.host)
+            if place is not None and not attempt.exit.exists():
+                return await self._adopt_elsewhere(attempt, plan, place)
             status = await asyncio.to_thread(_find_status, attempt)
             # A watchdog that has recorded the exit may not have exited yet itself.
             process = AttemptProcess.adopt(attempt) if status.exit is None else None
@@ -142,6 +146,10 @@ class SupervisedRun:
             if grace_s is None:
                 grace_s = AttemptPlan.read(process.attempt).stop_grace_s
             await process.stop(reason, grace_s)
+            if process.unreachable:
+                # The request is stored, and delivered when the machine answers.
+                words = f"{words}; {process.unreachable}. The stop is delivered when it answers"
+                return await self.state.advance(PhaseEvent.STOP_ASKED, reason=words, code=reason)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if recording.done() else _FULL_DISK_WAIT_S):
                 await self._finished.wait()
@@ -190,7 +198,11 @@ class SupervisedRun:
         attempt = self.state.paths.attempt(number)
         try:
             plan = await self._plan(number)
-            await asyncio.to_thread(prepare_attempt, attempt, plan, self.gpus)
+            await asyncio.to_thread(prepare_attempt, attempt, plan, self.lease.gpus)
+        except HostUnreachable as error:
+            if is_recorded or not self._postpone(error):
+                await self._refuse(str(error), "unreachable")
+            return
         except Exception as error:  # noqa: BLE001 - a runner is third-party code
             await self._refuse(self._describe(error), "preflight")
             return
@@ -198,7 +210,9 @@ class SupervisedRun:
         try:
             if not is_recorded:
                 config_digest, now = digest_plan(spec, plan), self._context.clock()
-                facts = {"digest": plan.digest(), "gpus": list(self.gpus), "config_digest": config_digest}
+                host = self.lease.machine
+                facts = {"digest": plan.digest(), "gpus": list(self.lease.gpus), "config_digest": config_digest}
+                facts |= {"host": host} if host or self.state.record.host else {}
                 await self.state.advance(
                     PhaseEvent.LAUNCHED,
                     facts=facts,
@@ -207,14 +221,40 @@ class SupervisedRun:
                     started=now,
                     ended=None,
                     config_digest=config_digest,
+                    host=host,
                 )
-            process = await AttemptProcess.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
+            process = await self._launch_process(plan, attempt, spec)
         except Exception as error:  # noqa: BLE001 - a failed launch must release its slot
             survivors = await asyncio.to_thread(find_survivors, attempt)
             await kill_all(survivors.label, survivors.trainer)
             await self._refuse(self._describe(error), "exec_failed")
             return
-        await self._supervise(process, AttemptPlan.of(plan, self.gpus))
+        await self._supervise(process, AttemptPlan.of(plan, self.lease.gpus))
+
+    async def _launch_process(
+        self, plan: LaunchPlan, attempt: Attempt, spec: RunSpec
+    ) -> AttemptProcess | RemoteProcess:
+        if self.lease.machine == HERE:
+            return await AttemptProcess.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
+        machines, lease = self._context.planner.machines, self.lease
+        return await machines.launch(lease.machine, plan, attempt, spec, lease.gpus, self._spawn)
+
+    def _postpone(self, error: HostUnreachable) -> bool:
+        """Return to the queue because the machine does not answer; False if that would not help."""
+        if error.permanent:
+            return False
+        machine, self.lease, self.has_slot = self.lease.machine, Lease(), False
+        self._context.on_unreachable(machine, error.reason)
+        return True
+
+    async def _adopt_elsewhere(self, attempt: Attempt, plan: AttemptPlan, place: RemotePlace) -> str:
+        if not place.started:
+            # The other machine may have started it: it is asked to, and starts an attempt once.
+            self._spawn(self._relaunch(attempt.number))
+            return "relaunched"
+        process = self._context.planner.machines.adopt(attempt, place, self._spawn)
+        await self._adopt_process(process, plan)
+        return "adopted"
 
     async def _relaunch(self, number: int) -> None:
         async with self._lock:
@@ -227,7 +267,7 @@ class SupervisedRun:
     async def _plan(self, number: int) -> LaunchPlan:
         await asyncio.to_thread(check_no_trainer, self.state.paths)
         paths = await asyncio.to_thread(self._context.planner.plan_attempt_paths, self.state.record, number)
-        preview = await self._context.planner.preview(self.spec, paths, self.gpus)
+        preview = await self._context.planner.preview(self.spec, paths, self.lease.gpus, self.lease.machine)
         if preview.plan is not None and number > 1:
             # The request to resume is the consent.
             return preview.require_plan(preview.plan.digest())
@@ -243,7 +283,7 @@ class SupervisedRun:
         _log.error("%s: could not be started", self.state.run_id, exc_info=error)
         return f"could not be started ({type(error).__name__}: {error})"
 
-    async def _adopt_process(self, process: AttemptProcess, plan: AttemptPlan) -> None:
+    async def _adopt_process(self, process: AttemptProcess | RemoteProcess, plan: AttemptPlan) -> None:
         await self.state.note("adopted", facts={"watchdog_alive": process.watchdog_alive})
         await self._supervise(process, plan)
         if self.state.phase is Phase.STOPPING:
@@ -255,7 +295,7 @@ class SupervisedRun:
 
     # Monitoring
 
-    async def _supervise(self, process: AttemptProcess, plan: AttemptPlan) -> None:
+    async def _supervise(self, process: AttemptProcess | RemoteProcess, plan: AttemptPlan) -> None:
         self._process = process
         context, spec, record = self._context, self.spec, self.state.record
         await self.state.update(watchdog=process.watchdog, trainer=process.trainer)
@@ -281,7 +321,9 @@ class SupervisedRun:
         self._totals_before = RunTotals.before_attempt(events, attempt.number)
         self._context.pump.watch(self.state.run_id, attempt, plan.sources, self.spec.thin_every)
 
-    async def _watch_until_end(self, monitor: AttemptMonitor, process: AttemptProcess, plan: AttemptPlan) -> None:
+    async def _watch_until_end(
+        self, monitor: AttemptMonitor, process: AttemptProcess | RemoteProcess, plan: AttemptPlan
+    ) -> None:
         sampling = self._spawn(self._sample_resources(process))
         try:
             await self._retry(monitor.run)
@@ -290,11 +332,11 @@ class SupervisedRun:
         process.close()
         await self._conclude(process.attempt, plan)
 
-    async def _sample_resources(self, process: AttemptProcess) -> None:
+    async def _sample_resources(self, process: AttemptProcess | RemoteProcess) -> None:
         root = process.watchdog if process.watchdog_alive else process.trainer
         if root is None:
             return
-        sampler = ResourceSampler(process.attempt, root, self.gpus, clock=self._context.clock)
+        sampler = ResourceSampler(process.attempt, root, self.lease.gpus, clock=self._context.clock)
         while True:
             await asyncio.to_thread(sampler.sample)
             await asyncio.sleep(self._context.config.sample_every_s)

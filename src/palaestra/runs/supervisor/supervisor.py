@@ -31,6 +31,7 @@ from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
 from palaestra.runs.record import RunChanges, RunEdit, RunEvent, RunRecord
+from palaestra.runs.remote.machines import Machines
 from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.event_log import RunEventLog
@@ -40,6 +41,7 @@ from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.context import BackgroundTasks, SupervisorContext
 from palaestra.runs.supervisor.launch_planner import LaunchPlanner, Preview
 from palaestra.runs.supervisor.queue import (
+    HERE,
     QueuedRun,
     QueueFile,
     QueueStatus,
@@ -104,6 +106,7 @@ class Supervisor:
             Slots(self._config.max_running),
             min_free_disk_mb=self._config.min_free_disk_mb,
             add_installed=add_installed,
+            machines=Machines(self._config.hosts, clock),
         )
         self._archive = RunArchive(home, registry, catalogue, self._config.retention, clock)
         self._runs: dict[str, SupervisedRun] = {}
@@ -146,6 +149,7 @@ class Supervisor:
             tasks=self._tasks,
             clock=self._clock,
             on_run_ended=self._remove_run,
+            on_unreachable=self._wait_for_machine,
         )
         self._home.runs.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(remove_unfinished, self._home)
@@ -241,7 +245,8 @@ class Supervisor:
             raise IllegalTransition(f"{run_id} has ended, and its last telemetry waits for space on the disk")
         paths = self._home.run(run_id)
         await asyncio.to_thread(check_no_trainer, paths)
-        spec = change_spec(read_current_spec(paths, await asyncio.to_thread(RunEventLog(paths).read)), request.changes)
+        current = read_current_spec(paths, await asyncio.to_thread(RunEventLog(paths).read))
+        spec = change_spec(current, request.changes, request.on)
         await self.planner.get_runner(spec.runner)
         point = await asyncio.to_thread(find_resume_point, self._home, self._registry, record, request.checkpoint)
         attempt = attempt_paths(paths, next_attempt(paths, record.attempt), point.checkpoint.path)
@@ -326,13 +331,12 @@ class Supervisor:
     def queue_status(self) -> QueueStatus:
         """What runs and what waits, and why."""
         queued = sort_queue(self._list_queued())
+        waiting = (WaitingRun(run.run_id, self._waiting_reasons.get(run.run_id, "")) for run in queued[:_MAX_LISTED])
         return QueueStatus(
             slots=self.planner.slots.max_running,
             running=len(self._runs) - len(queued),
             num_queued=len(queued),
-            queued=tuple(
-                WaitingRun(run.run_id, self._waiting_reasons.get(run.run_id, "")) for run in queued[:_MAX_LISTED]
-            ),
+            queued=tuple(waiting),
             draining=self._draining,
         )
 
@@ -402,23 +406,30 @@ class Supervisor:
         if self._context is None:
             return
         queued = self._list_queued()
-        running = {run_id: run.gpus for run_id, run in self._runs.items() if not run.is_queued}
-        self._waiting_reasons = waiting_reasons(queued, running, self.planner.slots, self._draining)
+        running = {run_id: run.lease for run_id, run in self._runs.items() if not run.is_queued}
+        machines = {name: self.planner.slots_of(name) for name in {HERE, *(n for run in queued for n in run.machines)}}
+        self._waiting_reasons = waiting_reasons(queued, running, machines, self._draining)
         self._queue_file.write(self._draining, self._waiting_reasons)
-        for run_id, leased in next_launches(queued, running, self.planner.slots, self._draining).items():
-            run = self._runs[run_id]
-            run.gpus, run.has_slot = leased, True
-            self._tasks.spawn(run.launch())
+        for run_id, lease in next_launches(queued, running, machines, self._draining).items():
+            self._runs[run_id].lease, self._runs[run_id].has_slot = lease, True
+            self._tasks.spawn(self._runs[run_id].launch())
 
     def _list_queued(self) -> list[QueuedRun]:
-        runs = ((run_id, run.state.record, run.spec) for run_id, run in self._runs.items() if run.is_queued)
-        return [QueuedRun(run_id, record.priority, record.created, spec.gpus) for run_id, record, spec in runs]
+        runs = ((run.state.record, run.spec) for run in self._runs.values() if run.is_queued)
+        machines = self.planner.list_machines
+        return [QueuedRun(row.run_id, row.priority, row.created, spec.gpus, machines(spec)) for row, spec in runs]
+
+    def _wait_for_machine(self, machine: str, reason: str) -> None:
+        self.planner.mark_unreachable(machine, reason)
+        self._launch_queued()
 
     async def _scan_periodically(self) -> None:
         """Keep the registry complete and the rows of unsupervised runs up to date."""
         while True:
             await asyncio.sleep(self._config.scan_every_s)
             try:
+                if self.planner.waits_for_machines:
+                    self._launch_queued()
                 await asyncio.to_thread(self._check_registry)
                 await asyncio.to_thread(self._scan_unsupervised)
             except Exception:  # noqa: BLE001 - the next scan tries again
@@ -472,9 +483,8 @@ class Supervisor:
     def _reserve(self, run_id: str) -> Iterator[None]:
         """Exclude concurrent requests that archive, delete, restore, resume or edit the run."""
         if run_id in self._reserved:
-            raise IllegalTransition(
-                f"{run_id} is being archived, deleted, restored, resumed or edited by another request"
-            )
+            busy = "being archived, deleted, restored, resumed or edited by another request"
+            raise IllegalTransition(f"{run_id} is {busy}")
         self._reserved.add(run_id)
         try:
             yield
