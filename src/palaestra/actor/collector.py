@@ -32,7 +32,7 @@ from palaestra.env.vector import EpisodeEnd, Observation, Snapshot, StepRow, Vec
 from palaestra.errors import EnvironmentContractError, ExperienceError
 from palaestra.experience.buffer import RolloutBuffer
 from palaestra.experience.columns import NO_FINGERPRINT, map_column
-from palaestra.policy.compiled import CompiledActorCritic
+from palaestra.policy.compiled import CompiledActorCritic, RowActor
 from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.network import eval_mode
 from palaestra.transport.source import EpisodeStats, SavedState
@@ -232,6 +232,10 @@ class Collector:
                 buffer.policy_version[:] = before_step(0)
                 buffer.policy_fingerprint[:] = policy_fingerprint(self.policy)
             ends = run_rollout_kernel(self.env, acting, buffer, noise)
+        elif isinstance(acting, CompiledActorCritic) and RowActor.fits(
+            buffer.observation, noise, buffer.action, buffer.log_prob, buffer.value
+        ):
+            ends = self._run_compiled_steps(buffer, acting, noise, before_step)
         else:
             ends = self._run_steps(buffer, acting, noise, before_step)
         for t, ended in ends:
@@ -240,6 +244,41 @@ class Collector:
                 buffer.duration[t, ended.index] = ended.executed
             self.episodes.append(EpisodeStats(at, ended.index, ended.episode_return, ended.length, ended.success))
         return [(t, ended) for t, ended in ends if not buffer.terminated[t, ended.index]]
+
+    def _run_compiled_steps(
+        self,
+        buffer: RolloutBuffer,
+        acting: CompiledActorCritic,
+        noise: NDArray[np.float32],
+        before_step: BeforeStep | None,
+    ) -> list[tuple[int, EpisodeEnd]]:
+        """The hot loop for compiled policies: vector observations, no masks, no chunks."""
+        observations: Any = buffer.observation
+        actor = RowActor(acting, observations, noise, buffer.action, buffer.log_prob, buffer.value)
+        distribution: Any = self.policy.distribution
+        act, step, to_env, clipped = actor.act, self.env.step, distribution.to_env, actor.env_action
+        row = StepRow(observations[0], buffer.reward[0], buffer.terminated[0], buffer.truncated[0], buffer.valid[0])
+        ends: list[tuple[int, EpisodeEnd]] = []
+        version, t = None, 0
+        # Iterating makes the views of a step faster than indexing.
+        for row.observation, row.reward, row.terminated, row.truncated, row.valid, action in zip(
+            observations[1:], buffer.reward, buffer.terminated, buffer.truncated, buffer.valid,
+            buffer.action if clipped is None else clipped, strict=True,
+        ):  # fmt: skip
+            if before_step is not None:
+                buffer.position = t
+                now = before_step(t)
+                if now != version:
+                    version = now
+                    actor.refresh()
+                    buffer.policy_version[t:] = now
+                    buffer.policy_fingerprint[t:] = policy_fingerprint(self.policy)
+            act(t)
+            ended = step(to_env(action) if clipped is None else action, row)
+            if ended:
+                ends += [(t, end) for end in ended]
+            t += 1
+        return ends
 
     def _run_steps(
         self, buffer: RolloutBuffer, acting: PolicyActor, noise: NDArray[np.float32], before_step: BeforeStep | None
