@@ -232,8 +232,10 @@ class Collector:
                 buffer.policy_version[:] = before_step(0)
                 buffer.policy_fingerprint[:] = policy_fingerprint(self.policy)
             ends = run_rollout_kernel(self.env, acting, buffer, noise)
-        elif isinstance(acting, CompiledActorCritic) and RowActor.fits(
-            buffer.observation, noise, buffer.action, buffer.log_prob, buffer.value
+        elif (
+            isinstance(acting, CompiledActorCritic)
+            and buffer.chunk == 1
+            and RowActor.fits(buffer.observation, noise, buffer.action, buffer.log_prob, buffer.value)
         ):
             ends = self._run_compiled_steps(buffer, acting, noise, before_step)
         else:
@@ -259,12 +261,13 @@ class Collector:
         act, step, to_env, clipped = actor.act, self.env.step, distribution.to_env, actor.env_action
         row = StepRow(observations[0], buffer.reward[0], buffer.terminated[0], buffer.truncated[0], buffer.valid[0])
         ends: list[tuple[int, EpisodeEnd]] = []
-        version, t = None, 0
+        version: int | None = None
+        env_actions = buffer.action if clipped is None else clipped
+        rows = (observations[1:], buffer.reward, buffer.terminated, buffer.truncated, buffer.valid, env_actions)
         # Iterating makes the views of a step faster than indexing.
-        for row.observation, row.reward, row.terminated, row.truncated, row.valid, action in zip(
-            observations[1:], buffer.reward, buffer.terminated, buffer.truncated, buffer.valid,
-            buffer.action if clipped is None else clipped, strict=True,
-        ):  # fmt: skip
+        for t, row.observation, row.reward, row.terminated, row.truncated, row.valid, action in zip(
+            range(buffer.num_steps), *rows, strict=True
+        ):
             if before_step is not None:
                 buffer.position = t
                 now = before_step(t)
@@ -277,7 +280,6 @@ class Collector:
             ended = step(to_env(action) if clipped is None else action, row)
             if ended:
                 ends += [(t, end) for end in ended]
-            t += 1
         return ends
 
     def _run_steps(

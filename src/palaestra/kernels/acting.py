@@ -2,8 +2,8 @@
 
 A call of a compiled function spends a tenth of a microsecond on every array argument, together more than a small
 network takes. These kernels receive one array of addresses instead, and the number of the row. The table must describe
-arrays that stay alive and contiguous; `policy.compiled.RowActor` builds it. The arithmetic is that of `kernels.network`,
-with the same bits. `act_gaussian` has no such form: its sum over action dimensions is vectorised, and the compiler
+arrays that stay alive and contiguous; `policy.compiled.RowActor` builds it. The arithmetic has the same bits as that of
+`kernels.network`. `act_gaussian` has no such form: its sum over action dimensions is vectorised, and the compiler
 would group it differently.
 """
 

@@ -42,14 +42,17 @@ class RolloutLearner:
         compiled: bool = True,
         scaled_rewards: bool = False,
         progress: Callable[[int], float] = lambda samples: 0.0,
+        has_spare_core: Callable[[], bool] = lambda: True,
     ) -> None:
         """`spec`: shapes and types of the policy's rollouts; `scaled_rewards`: report their reward scale.
 
         `progress` maps the number of samples of an update to the share of the training before it, for schedules.
+        `has_spare_core`: whether an update may use a second core; asked before every update.
         """
         self.policy, self.algorithm = policy, algorithm
         self.version = 0
         self._spec, self._compiled, self._scaled_rewards, self._progress = spec, compiled, scaled_rewards, progress
+        self._has_spare_core = has_spare_core
         self._shuffle = np.random.default_rng(np.random.SeedSequence([seed, 2]))
         self._adam: Adam | None = None
         self._fast: CompiledUpdate | None = None
@@ -157,7 +160,10 @@ class RolloutLearner:
         if known is None or known.net.flat is not flat or self._fast_algorithm is not self.algorithm:
             self._fast_algorithm = self.algorithm
             self._fast = self.algorithm.compiled_update(CompiledActorCritic(self.policy), self.optimizer(flat))
-        return None if self._fast is None else self._fast.learn
+        if self._fast is None:
+            return None
+        self._fast.parallel = self._has_spare_core()
+        return self._fast.learn
 
     def _draw_shuffles(self, size: int) -> Tensor:
         epochs = range(self.algorithm.config.n_epochs)

@@ -91,6 +91,7 @@ class VectorTraining:
             compiled=compiled != "off",
             scaled_rewards=normalize_reward,
             progress=self._progress,
+            has_spare_core=getattr(self.source, "has_spare_core", lambda: True),
         )
 
     def start(self, total_timesteps: int, rollout_length: int, ring: int | None = None) -> None:
