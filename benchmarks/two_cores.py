@@ -136,9 +136,9 @@ def markdown(found: dict[str, Any]) -> str:
         "<!-- written by `python -m benchmarks.two_cores`; edit benchmarks/two_cores.py instead -->",
         "",
         f"Measured on {about['date']}: {about['processor']}, {about['cores']} cores, Python {about['python']}, load "
-        f"{about['load_at_start']} before the start. Every contender is a process of its own; they take turns, one seed "
-        f"a round, {seeds} rounds. *Alone* steps the environments in a plain loop with actions drawn beforehand, pinned "
-        "to one core. *One core*: collecting and learning alternate, pinned to the same core. *Two cores*: "
+        f"{about['load_at_start']} before the start. Every contender is a process of its own; they take turns, one "
+        f"seed a round, {seeds} rounds. *Alone* steps the environments in a plain loop with actions drawn beforehand, "
+        "pinned to one core. *One core*: collecting and learning alternate, pinned to the same core. *Two cores*: "
         "`collection: asynchronous`, `collector: process`, weights at most one update old. Speed is that of the best "
         "round, after the first update. Scores are the mean return of the last hundred training episodes after the "
         "same number of steps, with the 95 % interval over seeds. *CPU* is processor time per step, of both processes.",

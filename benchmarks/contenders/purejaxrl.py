@@ -1,8 +1,8 @@
 """PureJaxRL's PPO on CartPole, at the settings of our task `compiled`; runs in an environment that has JAX.
 
-`--source` is the folder of PureJaxRL with `ppo.py` and `wrappers.py`; nothing of it is part of this repository. It needs
-jax, flax, optax, distrax and gymnax below 1.0. Its wrappers import brax and navix for other environments; where those
-are missing, empty modules take their place. Time counts after compilation.
+`--source` is the folder of PureJaxRL with `ppo.py` and `wrappers.py`; nothing of it is part of this repository. Needed
+are jax, flax, optax, distrax and gymnax below 1.0. Its wrappers import brax and navix for other environments; where
+those are missing, empty modules take their place. Time counts after compilation.
 """
 
 from __future__ import annotations

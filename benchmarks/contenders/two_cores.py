@@ -25,8 +25,8 @@ class Task:
 
     env_id: str
     steps: int
-    num_envs: int = 8
-    rollout: int = 128
+    num_envs: int = 16
+    rollout: int = 64
     algorithm: dict[str, Any] = field(default_factory=dict)
     normalize: bool = False
     our_env_id: str = ""
@@ -39,7 +39,7 @@ TASKS = {
         "CartPole-v1", 400_000, algorithm={"n_epochs": 4, "batch_size": 256, "learning_rate": 5e-4}
     ),
     "pendulum": Task(
-        "Pendulum-v1", 200_000, rollout=256,
+        "Pendulum-v1", 200_000, rollout=128,
         algorithm={
             "n_epochs": 10, "batch_size": 256, "learning_rate": 2e-3, "gamma": 0.9, "entropy_coef": 0.0, **_ZOO,
         },
@@ -48,17 +48,17 @@ TASKS = {
         "Acrobot-v1", 150_000, algorithm={"n_epochs": 4, "batch_size": 128, "learning_rate": 5e-4}
     ),
     "lunarlander": Task(
-        "LunarLander-v3", 300_000, num_envs=16, rollout=256,
+        "LunarLander-v3", 300_000, rollout=256,
         algorithm={
             "n_epochs": 4, "batch_size": 64, "learning_rate": 3e-4, "gamma": 0.999, "gae_lambda": 0.98, **_ZOO,
         },
     ),
     "halfcheetah": Task(
-        "HalfCheetah-v5", 200_000, rollout=256, normalize=True,
+        "HalfCheetah-v5", 200_000, rollout=128, normalize=True,
         algorithm={"n_epochs": 10, "batch_size": 64, "learning_rate": 3e-4, "entropy_coef": 0.0},
     ),
     "compiled": Task(
-        "CartPole-v1", 800_000, our_env_id="compiled/CartPole-v1",
+        "CartPole-v1", 800_000, num_envs=8, rollout=128, our_env_id="compiled/CartPole-v1",
         algorithm={"n_epochs": 4, "batch_size": 256, "learning_rate": 2.5e-4},
     ),
 }  # fmt: skip

@@ -90,11 +90,16 @@ class RewardScale:
 
     def update(self, reward: NDArray[np.float32], ended: NDArray[np.bool_], valid: NDArray[np.bool_]) -> float:
         """Add `[T, N]` rewards and return the scale."""
-        returns = np.empty(reward.shape, np.float64)
-        for t in range(len(reward)):
-            self.running = self.running * self._discount + reward[t]
-            returns[t] = self.running
-            self.running[ended[t]] = 0.0
+        returns = reward.astype(np.float64)
+        running, discount = self.running.copy(), self._discount
+        # Few steps end an episode, and selecting environments takes longer than the rest.
+        for row, over, any_over in zip(returns, ended, ended.any(1).tolist(), strict=True):
+            running *= discount
+            running += row
+            row[:] = running
+            if any_over:
+                running[over] = 0.0
+        self.running = running
         seen = returns[valid]
         if seen.size:
             mean, variance, count = self.moments

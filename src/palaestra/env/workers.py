@@ -111,6 +111,7 @@ class _DeathWatch:
         if self._thread.ident is not None:
             self._thread.join()
         self._closing.close()
+        self._signals = []  # semaphores are removed with their last reference
 
 
 class WorkerEnv(MethodForwarding):
