@@ -60,7 +60,7 @@ class WeightBoard:
         # Versions are stored plus one, so that zeroed memory means that nothing was published.
         self._state = memory((2,), np.int64)
         # The same memory; readers ask for the newest version before every step, and an array would be slower to read.
-        self._numbers = memoryview(self._state)
+        self._numbers = self._state.data
         self._versions = [[memory(array.shape, array.dtype) for array in like] for _ in range(depth)]
 
     @property
