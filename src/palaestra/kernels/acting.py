@@ -10,9 +10,9 @@ would group it differently.
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
 from numba.core import cgutils, types
 from numba.extending import intrinsic
+from numba.np.numpy_support import carray
 
 from palaestra.kernels.compile import compile_kernel
 from palaestra.kernels.network import act_categorical, normalize_rows
