@@ -70,6 +70,9 @@ fmt: setup      ## format the code and fix lint findings
 bench: setup    ## compare the training speed with other libraries
 	$(BIN)/python -m benchmarks.speed
 
+bench-cores: setup  ## benchmark training on two cores beside one and beside the environment alone (12 minutes)
+	$(BIN)/python -m benchmarks.two_cores
+
 bench-async: setup  ## benchmark asynchronous collection: speed, learning quality and robustness (hours)
 	$(BIN)/python -m benchmarks.overlap
 	$(BIN)/python -m benchmarks.staleness

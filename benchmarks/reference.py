@@ -110,6 +110,14 @@ The thin lines are single seeds.
 | --- | --- |
 """
 
+TWO_CORES = """
+## Two cores
+
+Acting on one core while learning on the other, for small networks and fast environments:
+`trainer: {collection: asynchronous, collector: process}`. `make bench-cores` measures it again.
+
+"""
+
 BACKGROUND = """
 ## Collecting in the background
 
@@ -263,6 +271,7 @@ def benchmarks_page() -> str:
     pictures += [""] * (len(pictures) % 2)
     parts += [f"| {left} | {right} |\n" for left, right in zip(pictures[::2], pictures[1::2], strict=True)]
     for heading, name in (
+        (TWO_CORES, "two_cores"),
         (BACKGROUND, "overlap"),
         (OLDER, "staleness"),
         (ENDURANCE, "soak"),

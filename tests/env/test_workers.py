@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 
@@ -93,6 +94,32 @@ def test_a_killed_worker_is_named_within_a_second_and_nobody_is_left():
     assert multiprocessing.active_children() == []
     with pytest.raises(EnvironmentContractError, match="closed"):
         env.step(np.zeros(4, np.int64), row)
+
+
+class DiesElsewhere(Countdown):
+    """Kills its process in the first step, in every process but one."""
+
+    def __init__(self, well_in):
+        super().__init__()
+        self._well = os.getpid() == well_in
+
+    def step(self, action):
+        if not self._well:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
+
+
+def test_a_worker_that_dies_in_a_step_ends_the_wait_of_its_parent_at_once(monkeypatch):
+    # Longer than the limit of a test: only the news of the death can end the wait.
+    monkeypatch.setattr("palaestra.env.workers._TIMEOUT_CHECK_S", 10_000.0)
+    well = Countdown()
+    properties = EnvProperties(0.0, well.observation_space, well.action_space, 0)
+    env = WorkerEnv(partial(DiesElsewhere, os.getpid()), 3, 3, properties=properties)
+    row = _reset_env(env)
+    with pytest.raises(EnvironmentContractError, match=r"worker \d .* died \(killed by signal 9"):
+        env.step(np.zeros(3, np.int64), row)
+    assert multiprocessing.active_children() == []
+    assert not [thread for thread in threading.enumerate() if thread.name == "palaestra-env-watch"]
 
 
 def _faulty_in_workers(fault):

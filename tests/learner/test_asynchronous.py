@@ -337,3 +337,24 @@ def test_a_ring_smaller_than_a_segment_is_refused():
     trainer = Trainer(ActorCritic(env.observation_space, env.action_space), env, buffer_type="vla", buffer_size=16)
     with pytest.raises(ConfigError, match="smaller than one segment of 32"):
         trainer.train(64, 32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "cores", "is_ahead", "expected"),
+    [
+        ("process", 2, False, False),  # the learner waits for the collector, which needs its core
+        ("process", 2, True, True),  # the collector waits for the learner
+        ("process", 3, False, True),
+        ("thread", 2, False, True),
+    ],
+)
+def test_the_learner_leaves_the_second_core_to_a_collector_process_it_waits_for(
+    kind, cores, is_ahead, expected, monkeypatch
+):
+    monkeypatch.setattr("palaestra.actor.asynchronous.usable_cores", lambda: cores)
+    env = make_env(EnvConfig(id="CartPole-v1", num_envs=1))
+    policy = ActorCritic(env.observation_space, env.action_space)
+    settings = AsyncConfig(collector=kind)
+    trainer = Trainer(policy, env, asynchronous=settings, env_config=EnvConfig(id="CartPole-v1", num_envs=1))
+    trainer.training.source._is_ahead = is_ahead
+    assert trainer.training.source.has_spare_core() is expected

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 import torch
 
+from palaestra.errors import ExperienceError
 from palaestra.learner.adam import Adam
 from palaestra.learner.compiled import CompiledPPO, compiled_gae
 from palaestra.learner.ppo import PPO
 from palaestra.learner.returns import gae
 from palaestra.learner.update import run_epochs
 from palaestra.policy import ActorCritic, PolicyConfig
-from palaestra.policy.compiled import CompiledActorCritic
+from palaestra.policy.compiled import CompiledActorCritic, RowActor
 from palaestra.policy.flat_parameters import FlatParameters
 
 SPACES = {
@@ -122,6 +123,60 @@ def test_compiled_acting_draws_the_actions_that_torch_draws(kind, normalize):
     assert np.allclose(action, plain.action.numpy(), atol=1e-5)
     assert np.allclose(log_prob, plain.log_prob.numpy(), atol=1e-5)
     assert np.allclose(value, plain.value.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", SPACES)
+@pytest.mark.parametrize("normalize", [False, True])
+def test_acting_row_by_row_gives_the_bits_of_acting_on_a_batch(kind, normalize):
+    policy = _policy(kind, normalize=normalize)
+    if normalize:
+        policy.update_statistics(2.0 + 3.0 * torch.randn(500, 5, generator=torch.Generator().manual_seed(2)))
+    rng, shape = np.random.default_rng(0), (3, 8)
+    observation = rng.standard_normal((4, 8, 5)).astype(np.float32)
+    size = policy.distribution.noise_size
+    noise = rng.random((*shape, size), np.float32) if kind == "discrete" else rng.standard_normal((*shape, size), "f4")
+    net = CompiledActorCritic(policy)
+    one, other = (
+        (
+            np.zeros((*shape, *policy.distribution.action_shape), policy.distribution.action_dtype),
+            np.zeros(shape, np.float32),
+            np.zeros(shape, np.float32),
+        )
+        for _ in range(2)
+    )
+    assert RowActor.fits(observation, noise, *other)
+    rows = RowActor(net, observation, noise, *other)
+    for t in range(3):
+        net.act_into(observation[t], noise[t], None, *(array[t] for array in one))
+        rows.act(t)
+    for expected, array in zip(one, other, strict=True):
+        assert array.tobytes() == expected.tobytes()
+    if rows.env_action is not None:
+        assert np.array_equal(rows.env_action, policy.distribution.to_env(one[0]))
+
+
+def test_acting_row_by_row_sees_statistics_that_changed_only_after_a_refresh():
+    policy = _policy("discrete", normalize=True)
+    net = CompiledActorCritic(policy)
+    observation, noise = np.ones((2, 1, 5), np.float32), np.zeros((1, 1, 1), np.float32)
+    action, log_prob, value = np.zeros((1, 1), np.int64), np.zeros((1, 1), np.float32), np.zeros((1, 1), np.float32)
+    rows = RowActor(net, observation, noise, action, log_prob, value)
+    policy.update_statistics(torch.full((10, 5), 7.0) + torch.arange(10.0).unsqueeze(1))
+    rows.act(0)
+    before = float(value[0, 0])
+    rows.refresh()
+    rows.act(0)
+    assert value[0] == pytest.approx(net.value(observation[0]), abs=1e-6)
+    assert abs(value[0, 0] - before) > 1e-3
+
+
+def test_rows_that_do_not_fit_together_are_refused():
+    net = CompiledActorCritic(_policy("discrete", normalize=False))
+    arrays = [np.zeros((2, 3), np.float32) for _ in range(2)]
+    noise, action = np.zeros((2, 3, 1), np.float32), np.zeros((2, 3), np.int64)
+    with pytest.raises(ExperienceError, match="do not fit 2 steps of 3 environments"):
+        RowActor(net, np.zeros((3, 3, 4), np.float32), noise, action, *arrays)
+    assert not RowActor.fits(np.zeros((3, 3, 5), np.uint8), noise, action, *arrays)
 
 
 def test_compiled_gae_equals_the_plain_one():

@@ -33,6 +33,7 @@ from palaestra.experience.vla_buffer import Overflow, VLABuffer
 from palaestra.policy.device import check_device_name, choose_device, device_of
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights, clone_policy
+from palaestra.processes.children import usable_cores
 from palaestra.processes.shared_memory import SharedArrays, allocate_shared_block
 from palaestra.transport.queue import SegmentQueue, TakenSegment
 from palaestra.transport.ranks import ALONE, Ranks
@@ -123,7 +124,7 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
         self._queue: SegmentQueue
         self._worker: CollectorThread | CollectorProcess
         self._is_allocated = False  # whether ring, board, queue and worker fit the policy
-        self._worker_started = self._running = False
+        self._worker_started = self._running = self._is_ahead = False
         self._suspected_at: float | None = None
         self._layout = FlatParameters.refresh(policy)
         self.progress = TrainingProgress()
@@ -219,6 +220,7 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
         if not self._worker_started:
             self._worker_started = True
             self._worker.start()
+        self._is_ahead = len(self._queue.ring) > 0
         return self._make_batch(self._ranks.run(self._take_segment))
 
     def _take_segment(self) -> TakenSegment:
@@ -228,6 +230,10 @@ class AsynchronousSource(ExperienceSource[RolloutBuffer]):
             segment = self._queue.take(self._version, POLL_S)
             if segment is not None:
                 return segment
+
+    def has_spare_core(self) -> bool:
+        """Whether the learner may use a second core: it would otherwise slow down a collector that it waits for."""
+        return self._config.collector == "thread" or self._is_ahead or usable_cores() > 2
 
     def _make_batch(self, segment: TakenSegment) -> Batch[RolloutBuffer]:
         buffer, report = self._queue.ring.segments[segment.slot], segment.report

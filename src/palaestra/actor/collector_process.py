@@ -8,6 +8,7 @@ child loses nothing but its unfinished segment, whose steps the parent counts. A
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import multiprocessing
 import os
@@ -270,6 +271,8 @@ def _run_child(pipe: Connection, block: Any, layout: SharedLayout, structure: by
             if collector.reward_scale is not None and setup.moments is not None:
                 collector.reward_scale.moments = setup.moments
             filler = SegmentFiller(collector, subscriber, heartbeat)
+            gc.collect()
+            gc.freeze()  # what exists now stays; traversing it again and again would take time from acting
             while (claim := pipe.recv()) is not None:
                 buffer = ring.segments[claim.slot]
                 report = filler.fill(buffer, claim.version)

@@ -64,6 +64,8 @@ class SegmentFiller:
 
     def __init__(self, collector: Collector, subscriber: WeightSubscriber, heartbeat: NDArray[np.float64]) -> None:
         self._collector, self._subscriber, self._heartbeat = collector, subscriber, heartbeat
+        # A view of the same memory: its numbers are read and written several times faster than those of an array.
+        self._beat = heartbeat.data
         self._done = 0
         self._idle_from = time.monotonic()
 
@@ -82,10 +84,11 @@ class SegmentFiller:
         return SegmentReport(self._collector.episodes, self._idle_from - began, idle, moments)
 
     def _before_step(self, exact: int | None, t: int) -> int:
-        self._heartbeat[STEPS] = self._done + t
-        if self._done or t:  # the very first step keeps its extra time
-            self._heartbeat[STEP_STARTED_AT] = time.monotonic()
-        if self._heartbeat[STOP]:
+        beat, steps = self._beat, self._done + t
+        beat[STEPS] = steps
+        if steps:  # the very first step keeps its extra time
+            beat[STEP_STARTED_AT] = time.monotonic()
+        if beat[STOP]:
             raise StopCollecting
         return self._subscriber.update(exact)
 

@@ -62,6 +62,10 @@ class WorkerSignals:
         """Whether request `number` was completed within `timeout` seconds."""
         return self._wait(_DONE, number, self._done_ready, timeout)
 
+    def wake_parent(self) -> None:
+        """End a running `wait_until_done` without a result. May be called by another thread."""
+        self._done_ready.release()
+
     # ------------------------------------------------------------------ the worker's side
 
     def report_done(self, number: int, *, empty: bool) -> None:

@@ -15,11 +15,12 @@ import multiprocessing
 import os
 import pickle
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, NoReturn
 
@@ -47,8 +48,8 @@ from palaestra.processes.shared_memory import SharedArrays, allocate_shared_bloc
 
 _CLOSE_TIMEOUT_S = 5.0
 """Seconds that a worker may take to close its environments before it is killed."""
-_ALIVE_CHECK_S = 0.1
-"""Seconds between two checks whether the workers are alive, while the parent waits."""
+_TIMEOUT_CHECK_S = 0.5
+"""Seconds between two checks of the deadline, while the parent waits. The death of a worker ends the wait at once."""
 _PARENT_CHECK_S = 2.0
 """Seconds between two checks whether the parent is alive, while a worker is idle."""
 
@@ -89,6 +90,39 @@ class _Layout:
         terminated, truncated, valid = (memory((n,), np.bool_) for _ in range(3))
         mask = memory((n, self.mask_size), np.bool_) if self.mask_size else None
         return action, StepRow(observation, reward, terminated, truncated, valid, mask)
+
+
+class _DeathWatch:
+    """Wakes a parent that waits for its workers as soon as one of them dies, in a thread that sleeps until then.
+
+    A semaphore cannot be waited for together with a process; signals that can be are slower at every step.
+    """
+
+    def __init__(self, workers: list[_Worker]) -> None:
+        self.dead: set[int] = set()
+        """Numbers of the workers that have exited."""
+        self._waiting = {worker.process.sentinel: worker.number for worker in workers}
+        self._signals = [worker.signals for worker in workers]
+        self._closing, self._close = multiprocessing.Pipe(duplex=False)
+        self._thread = threading.Thread(target=self._run, name="palaestra-env-watch", daemon=True)
+        if workers:
+            self._thread.start()
+
+    def _run(self) -> None:
+        while self._closing not in (ready := wait([self._closing, *self._waiting])):
+            for sentinel in ready:
+                if isinstance(sentinel, int):
+                    self.dead.add(self._waiting.pop(sentinel))
+            for signals in self._signals:
+                signals.wake_parent()
+
+    def close(self) -> None:
+        """End the thread."""
+        self._close.close()
+        if self._thread.ident is not None:
+            self._thread.join()
+        self._closing.close()
+        self._signals = []  # semaphores are removed with their last reference
 
 
 class WorkerEnv(MethodForwarding):
@@ -140,6 +174,7 @@ class WorkerEnv(MethodForwarding):
             start_process(process)
             theirs.close()
             self._workers.append(_Worker(number, share, process, ours, signals))
+        self._watch = _DeathWatch(self._workers)
         self._own_action, self._own_row = self._action[own], _slice_row(self._row, own)
         try:
             self._own = InProcessEnv(make, own.stop, first_index=first_index, mask_size=properties.mask_size)
@@ -199,6 +234,8 @@ class WorkerEnv(MethodForwarding):
             return
         self._closed = True
         workers, self._workers = self._workers, []
+        if hasattr(self, "_watch"):
+            self._watch.close()
         for worker in workers:
             worker.signals.send_request(self._request + 1, has_message=True)
             with contextlib.suppress(OSError, ValueError):
@@ -256,10 +293,10 @@ class WorkerEnv(MethodForwarding):
         return [self._receive(worker, deadline) for worker in self._workers if worker.last_received != self._request]
 
     def _receive(self, worker: _Worker, deadline: float) -> Any:
-        while not worker.signals.wait_until_done(self._request, _ALIVE_CHECK_S):
+        while not worker.signals.wait_until_done(self._request, _TIMEOUT_CHECK_S):
             for each in self._workers:
                 # Detect the death of any worker, not only of this one.
-                if not each.process.is_alive() and each.signals.last_done != self._request:
+                if each.number in self._watch.dead and each.signals.last_done != self._request:
                     self._raise_worker_error(each, None)
             if time.monotonic() > deadline:
                 self._kill()

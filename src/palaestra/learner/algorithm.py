@@ -97,6 +97,8 @@ class CompiledUpdate(Protocol):
     """The update that `losses` defines, in compiled kernels."""
 
     net: CompiledActorCritic
+    parallel: bool
+    """Whether it may use a second core. The result does not depend on it."""
 
     def learn(self, batch: TrainBatch, order: Tensor, *, rate: float, clip_range: float) -> dict[str, float]:
         """Run every epoch and return the means of the metrics."""

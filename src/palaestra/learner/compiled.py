@@ -57,6 +57,7 @@ class CompiledPPO:
 
     def __init__(self, net: CompiledActorCritic, config: Any, adam: Adam, *, threads: int | None = None) -> None:
         self.net, self._config, self._adam = net, config, adam
+        self.parallel = True
         # On a single core a second thread gains nothing.
         count = threads if threads is not None else min(2, len(os.sched_getaffinity(0)))
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="palaestra-critic") if count > 1 else None
@@ -114,7 +115,7 @@ class CompiledPPO:
         work, x = self._work["critic"]
         critic = (self._groups["critic"], net.critic_sizes, net.activation, settings, work, x)
         value_arguments = (observation, value_data, order, size, *critic, self._adam.steps["critic"], value_sums)
-        waiting = self._pool.submit(k.train_value, *value_arguments) if self._pool else None
+        waiting = self._pool.submit(k.train_value, *value_arguments) if self._pool and self.parallel else None
         work, x = self._work["actor"]
         actor = (self._groups["actor"], net.actor_sizes, net.activation, settings, work, x)
         policy_taken = k.train_policy(

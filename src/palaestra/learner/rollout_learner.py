@@ -46,11 +46,13 @@ class RolloutLearner:
         scaled_rewards: bool = False,
         progress: Callable[[int], float] = lambda samples: 0.0,
         ranks: Ranks = ALONE,
+        has_spare_core: Callable[[], bool] = lambda: True,
     ) -> None:
         """`spec`: shapes and types of the policy's rollouts; `scaled_rewards`: report their reward scale.
 
         `progress` maps the number of samples of an update to the share of the training before it, for schedules.
         `ranks`: the processes that learn together, each from its own rollouts. The compiled update is for one process.
+        `has_spare_core`: whether an update may use a second core; asked before every update.
         """
         self.policy, self.algorithm = policy, algorithm
         self.version = 0
@@ -58,6 +60,7 @@ class RolloutLearner:
         self._ranks = ranks
         if ranks.size > 1:
             _check_statistics(policy)
+        self._has_spare_core = has_spare_core
         self._shuffle = np.random.default_rng(np.random.SeedSequence([seed, 2]))
         self._adam: Adam | None = None
         self._fast: CompiledUpdate | None = None
@@ -180,7 +183,10 @@ class RolloutLearner:
         if known is None or known.net.flat is not flat or self._fast_algorithm is not self.algorithm:
             self._fast_algorithm = self.algorithm
             self._fast = self.algorithm.compiled_update(CompiledActorCritic(self.policy), self.optimizer(flat))
-        return None if self._fast is None else self._fast.learn
+        if self._fast is None:
+            return None
+        self._fast.parallel = self._has_spare_core()
+        return self._fast.learn
 
     def _draw_shuffles(self, size: int) -> Tensor:
         epochs = range(self.algorithm.config.n_epochs)

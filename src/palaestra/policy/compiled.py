@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from palaestra.errors import ExperienceError
+from palaestra.kernels import acting
 from palaestra.kernels import network as kernels
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.device import device_of
@@ -99,14 +100,26 @@ class CompiledActorCritic:
         flat = np.ascontiguousarray(observation.reshape(len(observation), -1), F32)
         if flat.shape[1] != self._inputs:
             raise ExperienceError(_shape_error(observation.shape, self._inputs))
-        if self._normalizer is None:
+        statistics = self.statistics()
+        if statistics is None:
             return flat
+        mean, scale, clip = statistics
+        normalized: NDArray[np.float32] = kernels.normalize_rows(flat, mean, scale, clip[0], np.empty_like(flat))
+        return normalized
+
+    def statistics(self) -> tuple[NDArray[np.float32], ...] | None:
+        """Mean, 1 / standard deviation and clip of the observation normaliser, copied; None if there is none."""
+        if self._normalizer is None:
+            return None
         assert isinstance(self._normalizer, ObservationNormalizer)
         mean, scale = self._normalizer.mean.float().numpy(), self._normalizer.scale().numpy()
-        normalized: NDArray[np.float32] = kernels.normalize_rows(
-            flat, mean, scale, F32(self._normalizer.clip), np.empty_like(flat)
-        )
-        return normalized
+        return mean, scale, np.array([self._normalizer.clip], F32)
+
+    def action_bounds(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Lower and upper bounds of a Gaussian action, flat."""
+        assert isinstance(self.policy.distribution, Gaussian)
+        low, high = self.policy.distribution.bounds
+        return np.ascontiguousarray(low.reshape(-1)), np.ascontiguousarray(high.reshape(-1))
 
     def act_into(
         self,
@@ -171,6 +184,107 @@ class CompiledActorCritic:
             )
             self._scratch[batch] = scratch
         return scratch
+
+
+class RowActor:
+    """Acts on the rows of arrays `[T, N, ...]`, in one short kernel call per step, with the bits of `act_into`."""
+
+    def __init__(
+        self,
+        net: CompiledActorCritic,
+        observation: NDArray[Any],
+        noise: NDArray[np.float32],
+        action: NDArray[Any],
+        log_prob: NDArray[np.float32],
+        value: NDArray[np.float32],
+    ) -> None:
+        """`observation` may have more rows than the others. `fits` tells whether the arrays are suitable."""
+        steps, batch = log_prob.shape
+        inputs, outputs = net.actor_sizes[0], net.actor_sizes[-1]
+        width = 1 if net.discrete else outputs
+        sizes = (observation[:steps].size, noise.size, action.size, value.size)
+        rows = steps * batch
+        if sizes != (rows * inputs, rows * width, rows * width, rows):
+            raise ExperienceError(
+                f"act: observation {observation.shape}, noise {noise.shape}, action {action.shape} and value "
+                f"{value.shape} do not fit {steps} steps of {batch} environments."
+            )
+        self._net = net
+        self._rows = (observation.reshape(len(observation), batch, -1), noise, action.reshape(steps, batch, -1))
+        self._outputs = (log_prob, value)
+        self.act = self._act_categorical if net.discrete else self._act_gaussian
+        """Writes action, log-probability and value of a row."""
+        self.env_action: NDArray[np.float32] | None = None if net.discrete else np.empty(action.shape, F32)
+        """Gaussian actions clipped to the bounds of the space, as `Gaussian.to_env`."""
+        self._scratch = hidden, out, values, transposed = net.scratch(batch)
+        table = np.zeros(acting.NUM_ENTRIES, np.int64)
+        table[[acting.BATCH, acting.INPUTS, acting.OUTPUTS]] = batch, inputs, outputs
+        table[[acting.LAYERS, acting.ACTIVATION]] = len(net.actor_sizes), net.activation
+        table[[acting.ACTOR_SIZE, acting.CRITIC_SIZE]] = net.actor.size, net.critic.size
+        table[[acting.HIDDEN_SIZE, acting.TRANSPOSED_SIZE]] = hidden.size, transposed.size
+        arrays = {
+            acting.OBSERVATION: observation,
+            acting.NOISE: noise,
+            acting.ACTION: action,
+            acting.LOG_PROB: log_prob,
+            acting.VALUE: value,
+            acting.ACTOR: net.actor,
+            acting.CRITIC: net.critic,
+            acting.ACTOR_SIZES: net.actor_sizes,
+            acting.CRITIC_SIZES: net.critic_sizes,
+            acting.HIDDEN: hidden,
+            acting.OUT: out,
+            acting.VALUES: values,
+            acting.TRANSPOSED: transposed,
+        }
+        if self.env_action is not None:
+            low, high = net.action_bounds()
+            arrays |= {acting.CLIPPED: self.env_action, acting.LOW: low, acting.HIGH: high}
+        self._statistics = net.statistics()
+        if self._statistics is not None:
+            mean, scale, clip = self._statistics
+            arrays |= {acting.MEAN: mean, acting.SCALE: scale, acting.CLIP: clip}
+            arrays[acting.NORMALIZED] = self._normalized = np.empty((batch, inputs), F32)
+        for place, array in arrays.items():
+            table[place] = array.__array_interface__["data"][0]
+        self._table, self._arrays = table, arrays  # the arrays must live as long as their addresses
+
+    @staticmethod
+    def fits(*arrays: Any) -> bool:
+        """Whether observation, noise, action, log-probability and value have the types that the kernels expect."""
+        kinds = ("f4", "f4", ("f4", "i8"), "f4", "f4")
+        return all(
+            isinstance(array, np.ndarray) and array.flags.c_contiguous and array.dtype.str[1:] in kind
+            for array, kind in zip(arrays, kinds, strict=True)
+        )
+
+    def _act_categorical(self, row: int) -> None:
+        acting.act_categorical_row(self._table, row)
+
+    def _act_gaussian(self, row: int) -> None:
+        net, (observation, noise, action), (log_prob, value) = self._net, self._rows, self._outputs
+        if self._statistics is not None:
+            acting.normalize_row(self._table, row)
+        kernels.act_gaussian(
+            observation[row] if self._statistics is None else self._normalized,
+            noise[row],
+            net.actor,
+            net.critic,
+            net.actor_sizes,
+            net.critic_sizes,
+            net.activation,
+            self._scratch,
+            action[row],
+            log_prob[row],
+            value[row],
+        )
+        acting.clip_row(self._table, row)
+
+    def refresh(self) -> None:
+        """Read the observation statistics again, after the weights have changed."""
+        if self._statistics is not None:
+            for mine, new in zip(self._statistics, self._net.statistics() or (), strict=True):
+                np.copyto(mine, new)
 
 
 def _shape_error(shape: tuple[int, ...], inputs: int) -> str:

@@ -233,6 +233,11 @@ class Gaussian(Distribution):
             raise ConfigError("info['action_mask']", tuple(mask.shape), "continuous actions cannot be masked")
         return parameters
 
+    @property
+    def bounds(self) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        """Lower and upper bounds of the space."""
+        return self._low, self._high
+
     def to_env(self, action: NDArray[Any]) -> NDArray[Any]:
         """Clip to the bounds of the space."""
         clipped: NDArray[Any] = np.clip(action, self._low, self._high)

@@ -125,6 +125,7 @@ class VectorTraining:
             scaled_rewards=normalize_reward,
             progress=self._progress,
             ranks=ranks,
+            has_spare_core=getattr(self.source, "has_spare_core", lambda: True),
         )
 
     def start(self, total_timesteps: int, rollout_length: int, ring: int | None = None) -> None:

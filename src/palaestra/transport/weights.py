@@ -59,12 +59,15 @@ class WeightBoard:
         self.depth = depth
         # Versions are stored plus one, so that zeroed memory means that nothing was published.
         self._state = memory((2,), np.int64)
+        # The same memory; readers ask for the newest version before every step, and an array would be slower to read.
+        self._numbers = self._state.data
         self._versions = [[memory(array.shape, array.dtype) for array in like] for _ in range(depth)]
 
     @property
     def newest(self) -> int:
         """The newest complete version; -1 before the first."""
-        return int(self._state[NEWEST]) - 1
+        newest: int = self._numbers[NEWEST]
+        return newest - 1
 
     def publish(self, version: int, arrays: Sequence[NDArray[Any]]) -> None:
         """Make a copy of `arrays` the newest version. Versions must increase."""
