@@ -1,7 +1,7 @@
 """Palaestra as shipped: defaults everywhere but in what the workload prescribes.
 
 `--variant global` clips actor and critic by their common norm, as the rivals do; the default clips them apart, which
-is also what lets a second core learn the critic meanwhile.
+is also what lets a second core learn the critic meanwhile. `--variant envpool` steps the environments of EnvPool.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def _trainer(w: Workload, arguments: argparse.Namespace) -> Any:
 
     torch.set_num_threads(arguments.threads)
     try:
-        env = make_env(EnvConfig(id=w.our_env_id or w.env_id, num_envs=w.num_envs))
+        backend = "envpool" if arguments.variant == "envpool" else "gymnasium"
+        env = make_env(EnvConfig(id=w.our_env_id or w.env_id, num_envs=w.num_envs, backend=backend))
     except (ConfigError, ImportError) as error:
         raise Skip(str(error)) from error
     spaces = env.observation_space, env.action_space
