@@ -1,9 +1,7 @@
 """Training on EnvPool: compiled PPO, resuming, evaluation, and the same scores as on Gymnasium."""
 
 import pytest
-from typer.testing import CliRunner
 
-from palaestra.cli.app import app
 from palaestra.files.run_directory import RunDirectory
 from palaestra.telemetry import JournalReader
 from palaestra.telemetry.event import LogLine
@@ -61,14 +59,6 @@ def test_an_algorithm_on_transitions_collects_with_envpool(tmp_path):
         }
     )
     assert train(config, root=tmp_path, run_id="a").steps == 200
-
-
-def test_the_command_line_lists_the_ids_of_a_backend():
-    shown = CliRunner().invoke(app, ["envs", "LunarLander", "--backend", "envpool"])
-    assert shown.output.split() == [
-        "LunarLander-v2", "LunarLander-v3", "LunarLanderContinuous-v2", "LunarLanderContinuous-v3",
-    ]  # fmt: skip
-    assert CliRunner().invoke(app, ["envs", "--backend", "isaac"]).exit_code != 0
 
 
 @pytest.mark.slow
