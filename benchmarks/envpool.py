@@ -133,7 +133,7 @@ def markdown(found: dict[str, Any]) -> str:
         f"{machine['python']}, envpool {found['envpool']}, load {machine['load_at_start']} before the start. Both take "
         "turns in one process on one core; medians over all iterations.",
         "",
-        "| workload | environments | in process, steps per CPU s | EnvPool, steps per CPU s | ratio | by best iteration |",
+        "| workload | environments | in process, steps/CPU s | EnvPool, steps/CPU s | ratio | best iterations |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for case in found["speed"]:

@@ -49,6 +49,7 @@ def test_a_resumed_run_says_that_its_episodes_are_new(tmp_path):
     assert any("start new episodes" in event.text for event in events if isinstance(event, LogLine))
 
 
+@pytest.mark.slow
 def test_an_algorithm_on_transitions_collects_with_envpool(tmp_path):
     config = config_from(
         {
@@ -58,7 +59,7 @@ def test_an_algorithm_on_transitions_collects_with_envpool(tmp_path):
             "telemetry": {"progress": False},
         }
     )
-    assert train(config, root=tmp_path, run_id="a").steps == 200
+    assert train(config, root=tmp_path, run_id="a").steps >= 200
 
 
 @pytest.mark.slow
