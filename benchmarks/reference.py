@@ -110,6 +110,14 @@ The thin lines are single seeds.
 | --- | --- |
 """
 
+ENVPOOL = """
+## Environments of EnvPool
+
+`env.backend: envpool` steps environments in C++. Whole training, collection and updates together, beside the same
+settings with the environments of Gymnasium in the process. `python -m benchmarks.envpool` measures it again.
+
+"""
+
 BACKGROUND = """
 ## Collecting in the background
 
@@ -263,6 +271,7 @@ def benchmarks_page() -> str:
     pictures += [""] * (len(pictures) % 2)
     parts += [f"| {left} | {right} |\n" for left, right in zip(pictures[::2], pictures[1::2], strict=True)]
     for heading, name in (
+        (ENVPOOL, "envpool"),
         (BACKGROUND, "overlap"),
         (OLDER, "staleness"),
         (ENDURANCE, "soak"),
