@@ -12,6 +12,7 @@ import json
 import resource
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -119,8 +120,11 @@ def run_contender(
     parser.add_argument("--started", type=float, default=time.perf_counter())
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--variant", default="")
+    parser.add_argument("--num-envs", type=int, help="other than the workload's; steps per iteration stay the same")
     arguments = parser.parse_args()
     workload = WORKLOADS[arguments.workload]
+    if arguments.num_envs:
+        workload = replace(workload, num_envs=arguments.num_envs, num_steps=workload.batch // arguments.num_envs)
     meter = Meter(arguments.started, arguments.seconds)
     line: dict[str, Any] = {"contender": name, "workload": workload.name, "variant": arguments.variant}
     try:

@@ -118,6 +118,14 @@ Acting on one core while learning on the other, for small networks and fast envi
 
 """
 
+ENVPOOL = """
+## Environments of EnvPool
+
+`env.backend: envpool` steps environments in C++. Whole training, collection and updates together, beside the same
+settings with the environments of Gymnasium in the process. `python -m benchmarks.envpool` measures it again.
+
+"""
+
 BACKGROUND = """
 ## Collecting in the background
 
@@ -272,6 +280,7 @@ def benchmarks_page() -> str:
     parts += [f"| {left} | {right} |\n" for left, right in zip(pictures[::2], pictures[1::2], strict=True)]
     for heading, name in (
         (TWO_CORES, "two_cores"),
+        (ENVPOOL, "envpool"),
         (BACKGROUND, "overlap"),
         (OLDER, "staleness"),
         (ENDURANCE, "soak"),

@@ -73,6 +73,8 @@ class Bench:
             yield Entry("ours", lane)
             if w.kind == "cnn" and lane == "two cores":
                 yield Entry("ours", lane, threads=2)
+            if w.kind == "cnn":
+                yield Entry("ours", lane, "bfloat16")
             if w.name == "cartpole":
                 yield Entry("ours", lane, "global")
             for rival in w.rivals:

@@ -1,7 +1,8 @@
 """Palaestra as shipped: defaults everywhere but in what the workload prescribes.
 
 `--variant global` clips actor and critic by their common norm, as the rivals do; the default clips them apart, which
-is also what lets a second core learn the critic meanwhile.
+is also what lets a second core learn the critic meanwhile. `--variant envpool` steps the environments of EnvPool;
+`--variant bfloat16` has convolutions of that type.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ def _trainer(w: Workload, arguments: argparse.Namespace) -> Any:
 
     torch.set_num_threads(arguments.threads)
     try:
-        env = make_env(EnvConfig(id=w.our_env_id or w.env_id, num_envs=w.num_envs))
+        backend = "envpool" if arguments.variant == "envpool" else "gymnasium"
+        env = make_env(EnvConfig(id=w.our_env_id or w.env_id, num_envs=w.num_envs, backend=backend))
     except (ConfigError, ImportError) as error:
         raise Skip(str(error)) from error
     spaces = env.observation_space, env.action_space
     network = _own_network(*spaces) if w.kind == "module" else None
-    policy = ActorCritic(*spaces, PolicyConfig(hidden=w.hidden), network=network, seed=1)
+    precision: Any = "bfloat16" if arguments.variant == "bfloat16" else "float32"
+    policy = ActorCritic(*spaces, PolicyConfig(hidden=w.hidden, image_precision=precision), network=network, seed=1)
     algorithm = PPO(
         n_epochs=w.epochs, batch_size=w.minibatch, learning_rate=w.learning_rate, gamma=w.gamma,
         gae_lambda=w.gae_lambda, clip_range=w.clip, value_clip=w.value_clip, entropy_coef=w.entropy_coef,

@@ -178,6 +178,11 @@ def test_schema_explains_every_key(palaestra):
 def test_envs_lists_what_can_be_named(palaestra):
     found = json.loads(palaestra("envs", "cartpole", "--json").out)
     assert {"CartPole-v1", "compiled/CartPole-v1"} <= {entry["id"] for entry in found}
+    landers = palaestra("envs", "lunarlander-", "--backend", "envpool").out.split()
+    assert landers == ["LunarLander-v2", "LunarLander-v3"]
+    refused = palaestra("envs", "--backend", "isaac")
+    assert refused.code == 2
+    assert "Use gymnasium or envpool" in refused.err
 
 
 def test_a_run_of_the_service_is_resumed_by_the_service_only(palaestra, config):

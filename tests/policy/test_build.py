@@ -193,6 +193,32 @@ def test_a_stack_of_pictures_is_read_picture_by_picture():
     assert torch.equal(last(stack), joined(moved.reshape(1, 6, 12, 12)))
 
 
+def test_the_gradient_of_an_image_encoder_is_that_of_its_layers_one_by_one():
+    encoder = ImageEncoder((4, 40, 40), 5, torch.Generator().manual_seed(0))
+    pixels = torch.randint(256, (3, 4, 40, 40), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    plain = nn.functional.relu(encoder.project(encoder.convolutions(pixels.float() / 255.0).flatten(1)))
+    expected = torch.autograd.grad(plain.square().sum(), list(encoder.parameters()))
+    found = torch.autograd.grad(encoder(pixels).square().sum(), list(encoder.parameters()))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_bfloat16_is_for_activations_and_close_to_float32():
+    space, actions = spaces.Box(shape=(40, 40, 3), **PIXELS), spaces.Discrete(3)
+    pixels = torch.randint(256, (6, 40, 40, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    exact, rough = (
+        ActorCritic(space, actions, PolicyConfig(hidden=(8,), image_precision=precision), seed=3)
+        for precision in ("float32", "bfloat16")
+    )
+    assert all(parameter.dtype is torch.float32 for parameter in rough.parameters())
+    near, far = rough.encoder(pixels), exact.encoder(pixels)
+    assert near.dtype is torch.float32
+    # A bfloat16 has 8 bits: errors of 1/256 per layer, four layers.
+    assert 0 < (near - far).norm() / far.norm() < 4 / 256
+    rough(pixels)[1].sum().backward()
+    assert all(p.grad.dtype is torch.float32 for p in rough.encoder.parameters())
+
+
 @pytest.mark.parametrize(
     "space",
     [

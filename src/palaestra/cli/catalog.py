@@ -34,15 +34,20 @@ def envs(
     runner: Annotated[
         str | None, typer.Option(metavar="RUNNER", help="Those that this runner can train in, by group.")
     ] = None,
+    backend: Annotated[
+        str, typer.Option(metavar="BACKEND", help="Those of this env.backend: gymnasium or envpool.")
+    ] = "gymnasium",
     as_json: JsonOption = False,
 ) -> None:
     """List the environments for env.id, or those of a runner."""
+    if backend not in ("gymnasium", "envpool"):
+        raise ConfigError("--backend", backend, "no such backend", "Use gymnasium or envpool")
     if runner is not None:
         _print_environments(runner, contains, as_json)
         return
     from palaestra.env.make import known_environments
 
-    entries = [entry for entry in known_environments() if contains.lower() in entry.id.lower()]
+    entries = [entry for entry in known_environments(backend) if contains.lower() in entry.id.lower()]
     if as_json:
         print_json(entries)
         return

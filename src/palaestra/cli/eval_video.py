@@ -100,7 +100,8 @@ def record_episode(path: Path, file: Path, *, frames: int, seed: int | None, det
 
 def _wrap_env(config: EnvConfig, file: Path, frames: int) -> _RecordFirstEpisode:
     reason = f"{config.id} cannot render images"
-    if config.id in COMPILED:
+    is_known = config.id in gymnasium.registry and not config.kwargs
+    if config.id in COMPILED or (config.backend == "envpool" and not is_known):
         raise ConfigError("--video", str(file), reason, "Leave --video out")
     kwargs = {**config.kwargs, "render_mode": "rgb_array"}
     env = EnvFactory(config.id, kwargs, config.max_episode_steps, config.action_chunk)()

@@ -18,6 +18,8 @@ from gymnasium import error as gymnasium_error
 from pydantic import Field
 
 from palaestra.config import Section, import_address
+from palaestra.env.envpool.catalogue import pool_ids
+from palaestra.env.envpool.pool import EnvPoolEnv
 from palaestra.env.factory import EnvFactory, missing_dependency, suppress_gymnasium_warnings
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.inspection import EnvProperties, inspect_env
@@ -67,6 +69,10 @@ class EnvConfig(Section):
     num_envs: int = Field(default=8, ge=1, le=65_536)
     """Copies stepped together. More give less correlated batches and fewer updates per environment step."""
 
+    backend: Literal["gymnasium", "envpool"] = "gymnasium"
+    """`envpool` steps the C++ environments of EnvPool (classic control, Box2D, MuJoCo, Atari, …; docs/scale.md). Their
+    names are mostly those of Gymnasium (`palaestra envs --backend envpool`). Needs `palaestra[envpool]`."""
+
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Arguments of the environment's constructor."""
 
@@ -77,7 +83,8 @@ class EnvConfig(Section):
 
     num_workers: int | None = Field(default=None, ge=1)
     """Number of processes for `workers`, including the training process. null: one per core, or up to 32 for
-    environments that mostly wait (for a network, a simulator, a clock). Never more than `num_envs`."""
+    environments that mostly wait (for a network, a simulator, a clock). Never more than `num_envs`. With `backend:
+    envpool`, number of threads of EnvPool; null: one per core, and one for classic control."""
 
     max_episode_steps: int | None = Field(default=None, ge=1)
     """Truncates episodes after this many steps (their future value still counts). Default: the registered limit."""
@@ -118,7 +125,7 @@ class KnownEnvironment:
     """One row of `palaestra envs`."""
 
     id: str
-    origin: Literal["gymnasium", "compiled", "toy"]
+    origin: Literal["gymnasium", "compiled", "toy", "envpool"]
     installed: bool
     remedy: str = ""
     """How to install the missing package; empty if nothing is missing."""
@@ -131,6 +138,8 @@ def base_env_id(env_id: str) -> str:
 
 def with_time_limit(config: EnvConfig) -> EnvConfig:
     """The configuration, with `EPISODE_LIMIT` if neither it nor the registered environment has a time limit."""
+    if config.backend == "envpool":
+        return config
     spec = gymnasium.registry.get(config.id.partition(":")[2] or config.id)
     if config.max_episode_steps is not None or spec is None or spec.max_episode_steps is not None:
         return config
@@ -142,6 +151,8 @@ def make_env(config: EnvConfig, *, first_index: int = 0) -> VectorEnv:
 
     `first_index`: number of the first one among the environments of several processes, for its seed.
     """
+    if config.backend == "envpool":
+        return _make_pool(config, first_index)
     if config.id in COMPILED:
         return _make_compiled(config, first_index)
     factory = EnvFactory(config.id, config.kwargs, config.max_episode_steps, config.action_chunk)
@@ -186,8 +197,10 @@ def as_vector_env(env: Any, *, num_envs: int = 8) -> VectorEnv:
     raise ConfigError("env", env, f"a {type(env).__name__} is not an environment", f"Give {kinds}")
 
 
-def known_environments() -> list[KnownEnvironment]:
-    """All environments that can be named here and whether their dependency is installed; makes no environment."""
+def known_environments(backend: str = "gymnasium") -> list[KnownEnvironment]:
+    """All environments of a backend and whether their dependency is installed; makes no environment."""
+    if backend == "envpool":
+        return [KnownEnvironment(name, "envpool", True) for name in pool_ids()]
     known = [KnownEnvironment(name, "compiled", True) for name in COMPILED]
     known += [KnownEnvironment(f"palaestra.env.toy:{name}", "toy", True) for name in _TOYS]
     for name in sorted(gymnasium.registry):
@@ -195,6 +208,23 @@ def known_environments() -> list[KnownEnvironment]:
         missing = missing_dependency(spec.entry_point or spec.vector_entry_point)
         known.append(KnownEnvironment(name, "gymnasium", missing is None, missing[1] if missing else ""))
     return known
+
+
+def _make_pool(config: EnvConfig, first_index: int) -> VectorEnv:
+    if config.vectorization not in ("auto", "native"):
+        reason = "EnvPool steps all copies itself"
+        raise ConfigError("env.vectorization", config.vectorization, reason, "Leave it out, or leave env.backend out")
+    if config.action_chunk > 1:
+        reason = "EnvPool takes one action per step"
+        raise ConfigError("env.action_chunk", config.action_chunk, reason, "Leave it out, or leave env.backend out")
+    return EnvPoolEnv(
+        config.id,
+        config.num_envs,
+        kwargs=config.kwargs,
+        max_episode_steps=config.max_episode_steps,
+        num_threads=config.num_workers,
+        first_index=first_index,
+    )
 
 
 def _make_compiled(config: EnvConfig, first_index: int) -> VectorEnv:

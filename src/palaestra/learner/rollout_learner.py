@@ -28,6 +28,7 @@ from palaestra.policy.compiled import CompiledActorCritic, why_not_compiled
 from palaestra.policy.fingerprint import policy_fingerprint
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.policy.weight_sync import LiveWeights
+from palaestra.processes.memory import keep_freed_memory
 from palaestra.transport.ranks import ALONE, Ranks
 from palaestra.transport.source import SavedState
 
@@ -89,6 +90,8 @@ class RolloutLearner:
         rate, clip_range = self.algorithm.learning_rate(progress), self.algorithm.clip_range(progress)
         plain = partial(run_epochs, self.policy, self.algorithm, self.optimizer(flat), poll=poll, divided=divided)
         run = self._compiled_update(columns, flat) or plain
+        if run is plain:
+            keep_freed_memory()
         undo, order = self._undo_point(flat), self._draw_shuffles(size)
         try:
             metrics = run(batch, order.to(flat.vector.device), rate=rate, clip_range=clip_range)

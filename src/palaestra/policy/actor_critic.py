@@ -97,6 +97,7 @@ class ActorCritic(nn.Module):
             self.observation_space,
             normalize=normalize,
             image_features=config.image_features if ours else 1,
+            image_precision=config.image_precision,
             generator=generator,
         )
         if not ours:

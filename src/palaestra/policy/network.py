@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -29,6 +29,7 @@ SMALLEST_GREY = 8
 
 Gather: TypeAlias = Callable[[Any], Sequence[Any]] | None
 """Returns the values of all processes for the value of this one; None: there is only one."""
+Precision: TypeAlias = Literal["float32", "bfloat16"]
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {"tanh": nn.Tanh, "relu": nn.ReLU}
 
@@ -103,9 +104,12 @@ def image_layout(shape: tuple[int, ...]) -> tuple[int, int, int, bool]:
 class ImageEncoder(nn.Module):
     """Convolutional encoder of images (bytes, channels first or last); kernel sizes depend on the image size."""
 
-    def __init__(self, shape: tuple[int, ...], features: int, generator: torch.Generator) -> None:
+    def __init__(
+        self, shape: tuple[int, ...], features: int, generator: torch.Generator, precision: Precision = "float32"
+    ) -> None:
+        """`precision`: type of the activations; weights are float32 in any case."""
         super().__init__()
-        self._axes = len(shape)
+        self._axes, self._dtype = len(shape), getattr(torch, precision)
         channels, height, width, self._channels_last = image_layout(shape)
         self.convolutions = nn.Sequential(*_convolutions(channels, min(height, width)))
         with torch.no_grad():
@@ -124,7 +128,7 @@ class ImageEncoder(nn.Module):
         elif self._channels_last:
             pixels = pixels.permute(0, 3, 1, 2)
         # Rearranged while still bytes; channels-last is the fastest layout for CPU convolutions.
-        x = pixels.contiguous(memory_format=torch.channels_last).float()
+        x = pixels.contiguous(memory_format=torch.channels_last).to(self._dtype)
         for index, layer in enumerate(self.convolutions):
             if isinstance(layer, nn.Conv2d):
                 # Scale the first weights by 1/255 instead of the pixels: they are smaller than the batch.
@@ -132,14 +136,37 @@ class ImageEncoder(nn.Module):
                 x = _convolve(x, weight, layer)
             else:
                 x = layer(x)
-        return nn.functional.relu(self.project(x.flatten(1)))
+        flat: Tensor = _FlattenImages.apply(x)  # type: ignore[no-untyped-call]
+        project = self.project
+        if self._dtype is not torch.float32:
+            features = nn.functional.linear(flat, project.weight.to(flat.dtype), _cast(project.bias, flat.dtype))
+            return nn.functional.relu(features.float())
+        return nn.functional.relu(project(flat))
+
+
+class _FlattenImages(torch.autograd.Function):
+    """`x.flatten(1)` whose gradient is channels-last like `x`: mixed layouts slow down the layers before it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.shape = x.shape
+        return x.flatten(1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0].view(ctx.shape).contiguous(memory_format=torch.channels_last)
 
 
 def _convolve(x: Tensor, weight: Tensor, layer: nn.Conv2d) -> Tensor:
+    weight, bias = weight.to(x.dtype), _cast(layer.bias, x.dtype)
     if x.shape[-2:] == weight.shape[-2:]:
         # A kernel as large as its input is a matrix product, which is several times faster.
-        return nn.functional.linear(x.flatten(1), weight.flatten(1), layer.bias)[:, :, None, None]
-    return nn.functional.conv2d(x, weight, layer.bias, layer.stride)
+        return nn.functional.linear(x.flatten(1), weight.flatten(1), bias)[:, :, None, None]
+    return nn.functional.conv2d(x, weight, bias, layer.stride)
+
+
+def _cast(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if bias is None else bias.to(dtype)
 
 
 def _convolutions(channels: int, side: int) -> list[nn.Module]:
@@ -171,6 +198,7 @@ class ObservationEncoder(nn.Module):
         *,
         normalize: bool = False,
         image_features: int = 512,
+        image_precision: Precision = "float32",
         generator: torch.Generator,
     ) -> None:
         super().__init__()
@@ -186,7 +214,7 @@ class ObservationEncoder(nn.Module):
         for name, part in self._parts.items():
             if is_image(part):
                 assert part.shape is not None
-                self.images[_module_name(name)] = ImageEncoder(part.shape, image_features, generator)
+                self.images[_module_name(name)] = ImageEncoder(part.shape, image_features, generator, image_precision)
                 self.size += image_features
             else:
                 self.size += spaces.flatdim(part)

@@ -331,7 +331,7 @@ def _check_transitions(config: RunConfig) -> None:
 
 def _check_table(policy: PolicyConfig, algorithm: str) -> None:
     """Raise `ConfigError` for settings of networks. Defaults are accepted, because stored configurations have them."""
-    for key in ("hidden", "activation", "distribution", "log_std_init", "image_features"):
+    for key in ("hidden", "activation", "distribution", "log_std_init", "image_features", "image_precision"):
         value, default = getattr(policy, key), PolicyConfig.model_fields[key].default
         if value not in (default, TRANSITION_POLICY.get(key, default)):
             reason = f"has no effect: {algorithm} learns a table, which has no network"

@@ -53,7 +53,8 @@ def make_env_and_policy(
 
 def evaluation_env(config: RunConfig, episodes: int) -> EnvConfig:
     """The configuration of the environments of an evaluation; its episodes have a time limit in any case."""
-    update = {"num_envs": min(episodes, 10), "vectorization": "in_process"}
+    vectorization = "in_process" if config.env.backend == "gymnasium" else "auto"
+    update = {"num_envs": min(episodes, 10), "vectorization": vectorization}
     return with_time_limit(config.env).model_copy(update=update)
 
 

@@ -69,6 +69,7 @@ class TransitionPolicy(nn.Module):
                 observation_space,
                 normalize=normalize_observation,
                 image_features=self.config.image_features,
+                image_precision=self.config.image_precision,
                 generator=generator,
             )
             for normalizer in self.encoder.normalizers.values():
