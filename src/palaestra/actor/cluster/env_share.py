@@ -10,32 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any
 
 from palaestra.env.factory import EnvFactory
 from palaestra.env.in_process import InProcessEnv
 from palaestra.env.make import COMPILED, MIN_NATIVE_ENVS, EnvConfig, make_env
-from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import Array, EpisodeEnd, MethodForwarding, Snapshot, StepRow, VectorEnv
 from palaestra.errors import EnvironmentContractError
-
-
-class Share(NamedTuple):
-    """A contiguous share of the environments of a run."""
-
-    first: int
-    """Global index of its first environment."""
-    count: int  # type: ignore[assignment]  # hides tuple.count
-    total: int
-    """Number of environments of the run."""
-
-    @property
-    def own(self) -> slice:
-        """Its columns in a rollout of all environments."""
-        return slice(self.first, self.first + self.count)
+from palaestra.transport.ranks import Share
 
 
 def divide(total: int, parts: int) -> list[Share]:
@@ -49,19 +31,18 @@ def make_share(config: EnvConfig, share: Share, mask_size: int) -> VectorEnv:
     """Make the environments of a share, stepped one after the other in this process."""
     if share.count == share.total:
         return make_env(config)
-    if config.id in COMPILED:
-        return _SeededShare(make_env(_resize(config, share.count)), make_env(_resize(config, share.total)), share)
-    factory = _factory(config)
-    spec = factory.find_spec()
-    if config.vectorization in ("auto", "in_process", "workers") and (spec is None or spec.entry_point is not None):
-        return InProcessEnv(factory, share.count, first_index=share.first, mask_size=mask_size)
-    # The copies share one generator, so every share needs a seed of its own.
-    return _SeededShare(make_env(_resize(config, share.count)), None, share)
+    if config.backend == "gymnasium" and config.id not in COMPILED and config.vectorization != "native":
+        factory = _factory(config)
+        spec = factory.find_spec()
+        if spec is None or spec.entry_point is not None:
+            return InProcessEnv(factory, share.count, first_index=share.first, mask_size=mask_size)
+    return make_env(config.model_copy(update={"num_envs": share.count}), first_index=share.first)
 
 
 def shares_one_generator(config: EnvConfig, num_shares: int) -> bool:
     """Whether one machine would draw the episodes of all copies from one generator, which shares cannot."""
-    if num_shares == 1 or config.id in COMPILED or config.vectorization in ("in_process", "workers"):
+    is_seeded_by_index = config.backend == "envpool" or config.id in COMPILED
+    if num_shares == 1 or is_seeded_by_index or config.vectorization in ("in_process", "workers"):
         return False
     if config.vectorization != "auto":
         return True
@@ -72,10 +53,6 @@ def shares_one_generator(config: EnvConfig, num_shares: int) -> bool:
 
 def _factory(config: EnvConfig) -> EnvFactory:
     return EnvFactory(config.id, config.kwargs, config.max_episode_steps, config.action_chunk)
-
-
-def _resize(config: EnvConfig, num_envs: int) -> EnvConfig:
-    return config.model_copy(update={"num_envs": num_envs})
 
 
 class _ForwardingEnv(MethodForwarding):
@@ -107,35 +84,6 @@ class _ForwardingEnv(MethodForwarding):
         self.env.close()
 
 
-class _SeededShare(_ForwardingEnv):
-    """A share of environments that are seeded together: from the state of `whole` after its reset, if it is given."""
-
-    def __init__(self, env: VectorEnv, whole: VectorEnv | None, share: Share) -> None:
-        super().__init__(env, share.count)
-        self._whole, self._share = whole, share
-
-    def reset(self, seed: int, row: StepRow) -> None:
-        """Start new episodes."""
-        if self._whole is None:
-            drawn = np.random.SeedSequence([seed, 10, self._share.first]).generate_state(1)
-            self.env.reset(int(drawn[0]), row)
-            return
-        self.env.reset(seed, row)
-        self._whole.reset(seed, allocate_row(self.observation_space, self._share.total, self.mask_size))
-        state = self._whole.snapshot()
-        assert state is not None
-        own = {name: array[self._share.own] for name, array in state.arrays.items()}
-        self.env.restore(Snapshot(own, state.facts), row)
-
-    def step(self, action: Array, row: StepRow) -> Sequence[EpisodeEnd]:
-        """Step the share."""
-        return self.env.step(action, row)
-
-    def restore(self, snapshot: Snapshot, row: StepRow) -> bool:
-        """Return to a snapshot."""
-        return self.env.restore(snapshot, row)
-
-
 class WholeBatch(_ForwardingEnv):
     """A share with the rows of all environments of the run, so that the policy acts on batches of the same size."""
 
@@ -154,7 +102,7 @@ class WholeBatch(_ForwardingEnv):
         row.terminated.fill(False)
         row.truncated.fill(False)
         row.valid.fill(True)
-        ends = self.env.step(action[self._share.own], self._own(row))
+        ends = self.env.step(action[self._share.part], self._own(row))
         self._fill_others(row)
         return [end._replace(index=end.index + self._share.first) for end in ends]
 
@@ -165,7 +113,7 @@ class WholeBatch(_ForwardingEnv):
         return is_exact
 
     def _own(self, row: StepRow) -> StepRow:
-        own, observation = self._share.own, row.observation
+        own, observation = self._share.part, row.observation
         part = (
             {name: value[own] for name, value in observation.items()}
             if isinstance(observation, dict)
@@ -176,32 +124,11 @@ class WholeBatch(_ForwardingEnv):
 
     def _fill_others(self, row: StepRow) -> None:
         """Repeat the first own row, which is valid in every observation space."""
-        first, last = self._share.own.start, self._share.own.stop
+        first, last = self._share.part.start, self._share.part.stop
         arrays = list(row.observation.values()) if isinstance(row.observation, dict) else [row.observation]
         for array in (*arrays, *([] if row.action_mask is None else [row.action_mask])):
             array[:first] = array[first]
             array[last:] = array[first]
-
-
-class ShareNoise:
-    """A generator that draws the noise of all environments and returns that of a share."""
-
-    def __init__(self, rng: np.random.Generator, share: Share) -> None:
-        self._rng, self._share = rng, share
-        self.bit_generator = rng.bit_generator
-
-    def random(self, shape: tuple[int, int, int], dtype: Any) -> NDArray[np.float32]:
-        """Uniform noise `[T, n, size]`."""
-        return self._draw(self._rng.random, shape, dtype)
-
-    def standard_normal(self, shape: tuple[int, int, int], dtype: Any) -> NDArray[np.float32]:
-        """Normal noise `[T, n, size]`."""
-        return self._draw(self._rng.standard_normal, shape, dtype)
-
-    def _draw(self, draw: Any, shape: tuple[int, int, int], dtype: Any) -> NDArray[np.float32]:
-        steps, _, size = shape
-        whole: NDArray[np.float32] = draw((steps, self._share.total, size), dtype=dtype)
-        return np.ascontiguousarray(whole[:, self._share.own])
 
 
 class RemoteEnvs:

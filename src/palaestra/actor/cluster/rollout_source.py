@@ -178,7 +178,7 @@ class ClusterSource(ExperienceSource[RolloutBuffer]):
     def _store(self, worker: ShareWorker, segment: OpenSegment, result: ShareOfSegment) -> None:
         """Store the share of a worker; the last one completes the segment."""
         assert self._ring is not None
-        self._ring.segments[segment.slot].write_environments(worker.share.own, result.arrays)
+        self._ring.segments[segment.slot].write_environments(worker.share.part, result.arrays)
         segment.add(worker.share.first, result)
         if not segment.missing:
             del self._open[segment.number]
@@ -249,7 +249,7 @@ class ClusterSource(ExperienceSource[RolloutBuffer]):
         """The running episodes of a share are lost: its streams end, and others begin."""
         self._first_stream = stream_base(self._seed)
         if self._scale is not None:
-            self._scale.running[worker.share.own] = 0.0
+            self._scale.running[worker.share.part] = 0.0
 
     # ------------------------------------------------------------------ state
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from palaestra.actor.cluster.env_share import Share, ShareNoise, WholeBatch, make_share
+from palaestra.actor.cluster.env_share import WholeBatch, make_share
 from palaestra.actor.collector import Collector, StopCollecting, fill_final_values
 from palaestra.actor.collector_process import SharedLayout, build_tensors
 from palaestra.actor.collector_thread import START_GRACE_S
@@ -28,6 +28,7 @@ from palaestra.experience.buffer import RolloutBuffer
 from palaestra.policy.network import eval_mode
 from palaestra.policy.weight_sync import LiveWeights, clone_policy, deserialize_structure
 from palaestra.processes.threads import limit_threads
+from palaestra.transport.ranks import Share
 from palaestra.transport.source import EpisodeStats, SavedState
 
 
@@ -96,9 +97,7 @@ class RolloutWorker:
         whole = share.count == share.total
         if setup.exact and not whole:
             env = WholeBatch(env, share)
-        collector = Collector(env, policy, **setup.arguments)
-        if not (setup.exact or whole):
-            collector.rng = ShareNoise(collector.rng, share)  # type: ignore[assignment]
+        collector = Collector(env, policy, share=None if setup.exact else share, **setup.arguments)
         exact = setup.state is None or collector.load_state(to_saved_state(setup.state))
         if not exact:
             collector.start_new_episodes(setup.attempt)
@@ -123,18 +122,13 @@ class RolloutWorker:
         self._buffer = buffer
         share = setup.share
         padded = buffer.num_envs == share.total
-        own = share.own if padded else slice(0, share.count)
-        first, factor = (0, 1.0) if padded else (share.first, share.total / share.count)
-        episodes = [
-            one._replace(env_index=one.env_index + first, env_step=round(one.env_step * factor))
-            for one in collector.episodes
-        ]
+        own, first = (share.part, 0) if padded else (slice(0, share.count), share.first)
         truncated = [(t, end._replace(index=end.index + first)) for t, end in collector.truncated]
         idle, self._idle_from = began - self._idle_from, time.monotonic()
         return ShareOfSegment(
             number,
             buffer.read_environments(own),
-            episodes,
+            collector.episodes,
             truncated,
             _to_snapshot(collector.state()) if setup.exact else None,
             self._idle_from - began,

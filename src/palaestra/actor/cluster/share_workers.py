@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from palaestra.actor.cluster.env_share import Share
 from palaestra.actor.cluster.rollout_worker import RolloutWorker, ShareOfSegment, WorkerSetup
 from palaestra.env.vector import EpisodeEnd, Snapshot
 from palaestra.errors import CollectorFailed
+from palaestra.transport.ranks import Share
 from palaestra.transport.ray_cluster import ActorRaised, LostActor, RayCluster, Ref, describe_failure
 from palaestra.transport.source import EpisodeStats
 
