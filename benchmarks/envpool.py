@@ -29,11 +29,11 @@ RESULTS = Path(__file__).parent / "results"
 BACKENDS = ("gymnasium", "envpool")
 CASES = (
     ("cartpole", 8), ("cartpole", 64),
-    ("pendulum", 8), ("pendulum", 16), ("pendulum", 64),
+    ("pendulum", 8), ("pendulum", 16), ("pendulum", 64), ("pendulum", 128),
     ("lunarlander", 16), ("lunarlander", 64),
     ("halfcheetah", 1), ("halfcheetah", 8), ("halfcheetah", 16), ("halfcheetah", 64),
 )  # fmt: skip
-LEARNING = {"cartpole": 100_000, "pendulum": 200_000, "lunarlander": 500_000}
+LEARNING = {"cartpole": 100_000, "pendulum": 200_000, "lunarlander": 300_000}
 """Workloads and steps of the comparison of scores."""
 
 

@@ -81,9 +81,11 @@ def test_masked_choices_are_learned():
     assert history[-1]["episode_return"] > 5.5  # of 6
 
 
-def test_pixels_are_learned():
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_pixels_are_learned(precision):
     trainer = _trainer(
-        [Pixels(size=5) for _ in range(8)], policy={"image_features": 32, "hidden": (32,)}, learning_rate=3e-3,
+        [Pixels(size=5) for _ in range(8)],
+        policy={"image_features": 32, "hidden": (32,), "image_precision": precision}, learning_rate=3e-3,
         batch_size=128, n_epochs=4, gamma=0.0,
     )  # fmt: skip
     history = trainer.train(8_000, rollout_length=64)
