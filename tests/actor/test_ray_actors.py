@@ -60,7 +60,9 @@ def connect(nodes):
     opened = []
 
     def connect(**settings):
-        opened.append(RayCluster.connect(ActorsConfig(backend="ray", num_cpus=0.5, **settings)))
+        opened.append(
+            RayCluster.connect(ActorsConfig(backend="ray", **{"num_cpus": 0.5, "start_timeout": 280, **settings}))
+        )
         return opened[-1]
 
     yield connect
@@ -208,7 +210,7 @@ def run_config(env="CartPole-v1", kwargs=None, actors=None, **trainer):
             "env": {"id": env, "num_envs": 4, "kwargs": kwargs or {}},
             "algorithm": {"n_epochs": 1, "batch_size": 32},
             "trainer": defaults | trainer,
-            "actors": {"backend": "ray", "num_cpus": 0.5} if actors is None else actors,
+            "actors": {"backend": "ray", "num_cpus": 0.5, "start_timeout": 280} if actors is None else actors,
             "telemetry": {"progress": False},
         }
     )
@@ -288,7 +290,7 @@ def screen_config(gateway, updates=2, actors=None, **trainer):
             "trainer": {"batch_size": 4, "num_training_steps": updates, "learning_rate": 1e-3, **trainer},
             "actor": {"max_steps_per_episode": 2}, "actor_pool": {"target_concurrent_actors": 3},
             "environment": gateway, "telemetry": {"progress": False},
-            "actors": {"backend": "ray", "num_cpus": 0.5} if actors is None else actors,
+            "actors": {"backend": "ray", "num_cpus": 0.5, "start_timeout": 280} if actors is None else actors,
         }
     )  # fmt: skip
 
