@@ -146,6 +146,8 @@ def test_a_name_means_a_host_a_group_any_machine_or_an_address():
     assert table.candidates("gpus") == ("a", "b")
     assert table.candidates("any") == ("", "a", "b")
     assert table.candidates("y@elsewhere") == ("y@elsewhere",)
+    assert table.get("y@elsewhere", "/opt/python").config.python == "/opt/python"
+    assert table.get("a", "/opt/python").config.python == "python3"
     with pytest.raises(ConfigError, match="Nearest: gpus"):
         table.candidates("gpsu")
 

@@ -93,6 +93,27 @@ def test_metrics_of_foreign_trainers_are_translated_here_from_files_that_grow_th
     assert (points["m0"], points["m1"]) == (40, 40)
 
 
+def test_variables_of_a_run_are_translated_and_those_of_the_service_stay_here(home, sshd, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_SSH_OPTIONS", " ".join(sshd.options()))
+    monkeypatch.setenv("TOKEN_FOR_THERE", "x")
+    settings = {"ssh_options": (), "environment": {"OMP_NUM_THREADS": "4", "HF_HOME": "/data"}}
+
+    async def body():
+        hosts = {"box": sshd.host(forward=("TOKEN_FOR_THERE",), **settings)}
+        async with run_supervisor(home, hosts=hosts) as supervisor:
+            project = home.base / "project"
+            variables = {"PYTHONPATH": str(project), "OMP_NUM_THREADS": "3"}
+            return await supervisor.preview(_there(home, steps=1, environment=variables))
+
+    preview = asyncio.run(body())
+    assert preview.refusal is None, preview.refusal
+    variables = preview.plan.environment
+    assert (variables["OMP_NUM_THREADS"], variables["HF_HOME"], variables["TOKEN_FOR_THERE"]) == ("3", "/data", "x")
+    assert variables["PYTHONPATH"].endswith("/attempt_1/work")
+    assert variables["PALAESTRA_HOME"] == str(sshd.remote)
+    assert "PATH" not in variables
+
+
 def test_a_stop_reaches_every_process_of_the_group_there_and_a_stubborn_one_is_killed(home, sshd):
     async def body():
         async with run_supervisor(home, hosts={"box": sshd.host()}) as supervisor:

@@ -29,8 +29,8 @@ for name in sys.argv[1:]:
         found[name] = "unknown" if importlib.util.find_spec(name) else None
 print(json.dumps({"version": list(sys.version_info[:3]), "packages": found}))
 """
-_UNUSED_AFTER_S = 30 * 24 * 3600.0
-"""Unpacked code that no run has used for this long is removed when other code arrives."""
+_UNUSED_AFTER_S = 180 * 24 * 3600.0
+"""Unpacked code that no run has begun with for this long is removed when other code arrives."""
 
 
 def check(request: dict[str, Any]) -> dict[str, Any]:

@@ -154,9 +154,12 @@ class HostTable:
                 raise ConfigError("on", on, "no such host or group in the settings of the service", remedy)
         return (on,)
 
-    def get(self, name: str) -> Host:
-        """The machine of a candidate's name."""
-        return self._hosts.get(name) or Host(name, HostConfig(address=name), parse_address(name))
+    def get(self, name: str, python: str | None = None) -> Host:
+        """The machine of a candidate's name. `python` is the interpreter of one that the settings do not have."""
+        if name in self._hosts:
+            return self._hosts[name]
+        settings = {} if python is None else {"python": python}
+        return Host(name, HostConfig(address=name, **settings), parse_address(name))
 
 
 def check_hosts(hosts: Mapping[str, HostConfig]) -> None:

@@ -73,7 +73,7 @@ class Machines:
     def __init__(self, hosts: Mapping[str, HostConfig], clock: Callable[[], float] = time.time) -> None:
         self.table = HostTable(hosts)
         self._clock = clock
-        self._connections: dict[str, Connection] = {}
+        self._connections: dict[tuple[str, str], Connection] = {}
         self._facts: dict[str, MachineFacts] = {}
         self._answers: dict[str, tuple[JsonObject, MachineFacts, float]] = {}
 
@@ -92,7 +92,7 @@ class Machines:
 
     async def check(self, name: str, spec: RunSpec, shipment: Shipment) -> MachineFacts:
         """Ask a machine about itself. `HostUnreachable` without an answer."""
-        host = self.table.get(name)
+        host = self.table.get(name, spec.python)
         request = {
             "directory": host.config.directory,
             "places": await asyncio.to_thread(_list_places, shipment),
@@ -114,7 +114,7 @@ class Machines:
 
     def findings(self, name: str, facts: MachineFacts, spec: RunSpec, shipment: Shipment) -> Iterator[Finding]:
         """What speaks for and against a run on a machine that has answered."""
-        host, data = self.table.get(name), facts.data
+        host, data = self.table.get(name, spec.python), facts.data
         if host.address.kind == "ray":
             yield Finding("host", "ok", f"{host.describe()}: Ray {data['ray_version']}")
         else:
@@ -136,7 +136,7 @@ class Machines:
         inherited: Mapping[str, str],
     ) -> tuple[LaunchPlan, list[Finding]]:
         """The plan for a machine, and warnings about files that are not sent. Blocks."""
-        host = self.table.get(name)
+        host = self.table.get(name, spec.python)
         layout = _layout(host, facts, spec, shipment)
         there = translate_plan(plan, spec, host, layout, shipment.project, gpus, inherited)
         there = replace(there, planned_digest=plan.digest())
@@ -146,7 +146,7 @@ class Machines:
         self, name: str, plan: LaunchPlan, attempt: Attempt, spec: RunSpec, gpus: tuple[str, ...], spawn: Spawn
     ) -> RemoteProcess:
         """Put everything there and start a translated plan. `HostUnreachable`, `LaunchRefused`."""
-        host = self.table.get(name)
+        host = self.table.get(name, spec.python)
         shipment = await asyncio.to_thread(self.collect, spec, plan.begins_with or None)
         facts = await self.check(name, spec, shipment)
         layout = await asyncio.to_thread(_layout, host, facts, spec, shipment)
@@ -156,14 +156,14 @@ class Machines:
         else:
             await self._put_missing(host, facts, shipment, layout)
         grace_s = plan.stop_grace_s if spec.stop_grace_s is None else spec.stop_grace_s
-        place = RemotePlace(name, layout.directory, layout.package, gpus, grace_s)
+        place = RemotePlace(name, layout.directory, layout.package, gpus, grace_s, python=host.config.python)
         process = RemoteProcess(attempt, host, self._connection(host), place, start)
         await process.launch(spawn)
         return process
 
     def adopt(self, attempt: Attempt, place: RemotePlace, spawn: Spawn) -> RemoteProcess:
         """Link again to an attempt that an earlier service started."""
-        host = self.table.get(place.host)
+        host = self.table.get(place.host, place.python)
         process = RemoteProcess(attempt, host, self._connection(host), place)
         process.connect(spawn)
         return process
@@ -192,9 +192,10 @@ class Machines:
                 raise LaunchRefused("on", host.name, reason, "Free space there, or set another directory of the host")
 
     def _connection(self, host: Host) -> Connection:
-        if host.name not in self._connections:
-            self._connections[host.name] = connect(host)
-        return self._connections[host.name]
+        key = (host.name, host.config.python)
+        if key not in self._connections:
+            self._connections[key] = connect(host)
+        return self._connections[key]
 
 
 def _check_ssh_machine(host: Host, facts: MachineFacts, spec: RunSpec) -> Iterator[Finding]:

@@ -55,6 +55,8 @@ class RemotePlace:
     grace_s: float = 10.0
     started: bool = False
     """Whether the other machine has confirmed the start."""
+    python: str = "python3"
+    """The interpreter of the agent there."""
 
     @classmethod
     def read(cls, attempt: Attempt) -> RemotePlace | None:
@@ -70,13 +72,14 @@ class RemotePlace:
                 gpus=tuple(data["gpus"]),
                 grace_s=float(data["grace_s"]),
                 started=bool(data["started"]),
+                python=str(data["python"]),
             )
         except (KeyError, TypeError, ValueError):
             return None
 
     def write(self, attempt: Attempt, **facts: object) -> None:
         """Store it; `facts` say how the attempt ended, if that is known from the link alone."""
-        places = {"host": self.host, "directory": self.directory, "code": self.code, "gpus": list(self.gpus)}
+        places = {"host": self.host, "directory": self.directory, "code": self.code, "python": self.python}
         write_json(attempt.remote, {"schema": 1, **places, "grace_s": self.grace_s, "started": self.started, **facts})
 
 

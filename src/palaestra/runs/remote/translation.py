@@ -70,10 +70,11 @@ def translate_plan(
         for name, value in plan.environment.items()
         if inherited.get(name) != value or name in _ALWAYS_SET or name in spec.environment
     }
+    there_values = {name: translate(value) for name, value in sent.items()}
     environment = {
-        **{name: translate(value) for name, value in sent.items()},
+        **there_values,
         **host.config.environment,
-        **spec.environment,
+        **{name: there_values[name] for name in spec.environment},
         **{name: inherited[name] for name in host.config.forward if name in inherited},
         "PALAESTRA_HOME": layout.directory,
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
