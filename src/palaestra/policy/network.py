@@ -303,12 +303,13 @@ class ObservationNormalizer(nn.Module):
 
         `gather` returns the moments of all processes for those of this one.
         """
-        batch = observation.double()
-        own = (float(len(batch)), batch.mean(0), batch.var(0, correction=0)) if len(batch) else (0.0, *[self.mean] * 2)
-        for n, *moments in [own] if gather is None else gather((own[0], own[1].cpu(), own[2].cpu())):
+        batch, nothing = observation.double(), torch.zeros_like(self.mean)
+        mean, variance = (batch.mean(0), batch.var(0, correction=0)) if len(batch) else (nothing, nothing)
+        own = (float(len(batch)), mean.cpu(), variance.cpu())
+        for n, mean, variance in [own] if gather is None else gather(own):
             if n == 0:
                 continue
-            mean, variance = (part.to(self.mean.device) for part in moments)
+            mean, variance = mean.to(self.mean.device), variance.to(self.mean.device)
             total = self.count + n
             delta = mean - self.mean
             merged = self.variance * self.count + variance * n + delta * delta * (self.count * n / total)

@@ -130,12 +130,12 @@ def is_sharded(tensor: Tensor) -> bool:
 
 def whole_tensor(tensor: Tensor) -> Tensor:
     """The tensor with the parts of all processes, which all call this; whole tensors are returned as they are."""
-    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def own_part(tensor: Tensor) -> Tensor:
     """The part of a sharded tensor in this process, in its own memory; whole tensors are returned as they are."""
-    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
 
 
 def distribute_like(value: Tensor, example: Any) -> Tensor:

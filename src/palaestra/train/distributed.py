@@ -142,7 +142,9 @@ class FirstRankEpisodes(ExperienceSource[list[Trajectory]]):
 
     def next_batch(self) -> Batch[list[Trajectory]] | None:
         """Wait until the first process has played a batch; None in all processes if it was stopped before."""
-        batch = self._ranks.run(lambda: self._episodes.next_batch() if self._ranks.is_first else Batch([]))
+        batch: Batch[list[Trajectory]] | None = self._ranks.run(
+            lambda: self._episodes.next_batch() if self._ranks.is_first else Batch([])
+        )
         return None if self._ranks.any(batch is None) else batch
 
     def release(self, batch: Batch[list[Trajectory]], version: int) -> None:

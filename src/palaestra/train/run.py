@@ -204,7 +204,14 @@ def train(
         exact = resume is None or ranks.run(partial(resume.load_checkpoint, load, checkpoint))
         exact = not ranks.any(not exact)
         resolved, schedule = config.to_json(), components.schedule
-        where = {"root": root, "run_id": run_id, "given": given, "argv": argv, "resume": resume, "into": into}
+        where: dict[str, Any] = {
+            "root": root,
+            "run_id": run_id,
+            "given": given,
+            "argv": argv,
+            "resume": resume,
+            "into": into,
+        }
         # Only the first process writes files.
         started = ranks.run(lambda: start_attempt(resolved, **where) if ranks.is_first else None)
         run, attempt = cast(tuple[RunDirectory, Attempt], ranks.broadcast(started))
@@ -332,7 +339,7 @@ class _Run:
         path = self._attempt.checkpoints / f"update_{number:08d}"
         if path != self._saved:
             # In all processes: each may have a part of the state.
-            contents = {
+            contents: dict[str, Any] = {
                 "policy": components.save_policy(),
                 "learner": components.learner.state(),
                 "source": components.source.state(),
@@ -359,7 +366,9 @@ class _Run:
 
     def _save_after_failure(self) -> None:
         try:
-            self._save(None)
+            # torchrun sends SIGTERM to the processes that are left.
+            with self._interruption.watch(self._warn):
+                self._save(None)
         except (OSError, CheckpointError, RankFailed) as error:
             # Report the original error; the previous checkpoint still exists.
             self._warn(f"No checkpoint could be written: {error}")

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ _FAILURE = "palaestra/failure"
 """Key of the store of the process group for the message of the first process that failed."""
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True)
+class Share:
     """Consecutive places of one process among those of all processes."""
 
     first: int

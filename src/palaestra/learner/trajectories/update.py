@@ -227,7 +227,7 @@ class TokenUpdater:
     def _undo_point(self) -> Callable[[], None]:
         """A function that restores the present weights and optimiser state."""
         weights = [own_part(parameter.detach()).cpu().clone() for parameter in self.parameters]
-        moments = {
+        moments: dict[Tensor, dict[str, Tensor]] = {
             parameter: {name: part.clone() for name, part in self._adamw.state[parameter].items()}
             for parameter in self.parameters
             if parameter in self._adamw.state
