@@ -94,7 +94,9 @@ class PeakMemory:
 
 
 def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+    """Anonymous memory: without the pages of libraries, which the kernel drops when memory is short."""
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon:"))
+    return int(line.split()[1]) * 1024
 
 
 def read_tokenizer(vocabulary: Path) -> Any:

@@ -140,21 +140,23 @@ def _place_on(
     if model is None:
         return Placement(sampler_gpus, 1, learner_gpus, 1, setup.max_batch, 1, 1, None, None, alternate)
     plan, shape = model.plan, model.shape
-    sizes = {"overhead": int(hardware.runtime_gb * GB)}
+    overhead = int(hardware.runtime_gb * GB)
     memory = hardware.gpu_memory_gb * GB
     fits = shards = 0
     for shards in dict.fromkeys((1, learner_gpus)):
-        fits = fitting_microbatch(plan, shape, memory, shards=shards, **sizes)
+        fits = fitting_microbatch(plan, shape, memory, shards=shards, overhead=overhead)
         if fits:
             break
     if not fits:
-        needed = plan_learner_memory(plan, shape, shards=learner_gpus, turns=1, **sizes).total / GB
+        needed = plan_learner_memory(plan, shape, shards=learner_gpus, turns=1, overhead=overhead).total / GB
         reason = f"an update of {plan.name} needs {needed:.0f} GB on each of {learner_gpus} GPUs"
         remedy = "Use more GPUs, model.gradient_checkpointing=true, or a shorter model.history"
         raise ConfigError("hardware.gpu_memory_gb", hardware.gpu_memory_gb, reason, remedy)
     split = batch = 0
     for split in (1, 2, 4, MAX_SHARDS):
-        batch = fitting_sampler_batch(plan, shape, memory, shards=split, **sizes) if split <= sampler_gpus else 0
+        batch = (
+            fitting_sampler_batch(plan, shape, memory, shards=split, overhead=overhead) if split <= sampler_gpus else 0
+        )
         if batch >= min(4, setup.max_batch):
             break
     if not batch:
@@ -169,8 +171,8 @@ def _place_on(
         batch,
         microbatch,
         fits,
-        plan_learner_memory(plan, shape, turns=microbatch, shards=shards, **sizes),
-        plan_sampler_memory(plan, shape, batch=batch, shards=split, **sizes),
+        plan_learner_memory(plan, shape, turns=microbatch, shards=shards, overhead=overhead),
+        plan_sampler_memory(plan, shape, batch=batch, shards=split, overhead=overhead),
         alternate,
     )
 

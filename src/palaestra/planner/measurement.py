@@ -94,7 +94,7 @@ def _rollout_length(config: dict[str, Any], steps: Sequence[Any]) -> float:
     """Steps per environment and update."""
     envs = int((config.get("env") or {}).get("num_envs", 1))
     first, last = steps[0].event, steps[-1].event
-    return max(1.0, (last.env_step - first.env_step) / max(1, last.update - first.update) / envs)
+    return max(1.0, float(last.env_step - first.env_step) / max(1, last.update - first.update) / envs)
 
 
 def read_setup(config: dict[str, Any]) -> Setup:

@@ -181,18 +181,26 @@ def cache_bytes(model: ModelPlan, shape: ModelShape) -> int:
     return 2 * shape.layers * shape.kv_width * model.bytes_per_weight
 
 
-def fitting_microbatch(model: ModelPlan, shape: ModelShape, memory: float, **sizes: int) -> int:
+def fitting_microbatch(
+    model: ModelPlan, shape: ModelShape, memory: float, *, shards: int = 1, overhead: int = 0
+) -> int:
     """The largest number of turns per forward pass that fits into `memory` bytes; 0 if not even one does."""
 
     def fits(turns: int) -> bool:
-        return plan_learner_memory(model, shape, turns=turns, **sizes).total <= memory
+        return plan_learner_memory(model, shape, turns=turns, shards=shards, overhead=overhead).total <= memory
 
     return _largest(fits)
 
 
-def fitting_sampler_batch(model: ModelPlan, shape: ModelShape, memory: float, **sizes: int) -> int:
+def fitting_sampler_batch(
+    model: ModelPlan, shape: ModelShape, memory: float, *, shards: int = 1, overhead: int = 0
+) -> int:
     """The largest number of replies at a time that fits into `memory` bytes; 0 if not even one does."""
-    return _largest(lambda batch: plan_sampler_memory(model, shape, batch=batch, **sizes).total <= memory)
+
+    def fits(batch: int) -> bool:
+        return plan_sampler_memory(model, shape, batch=batch, shards=shards, overhead=overhead).total <= memory
+
+    return _largest(fits)
 
 
 def _largest(fits: Callable[[int], bool], limit: int = 2**20) -> int:
