@@ -123,6 +123,7 @@ ENVPOOL = """
 
 `env.backend: envpool` steps environments in C++. Whole training, collection and updates together, beside the same
 settings with the environments of Gymnasium in the process. `python -m benchmarks.envpool` measures it again.
+HalfCheetah was measured twice, at different loads; both results are shown.
 
 """
 

@@ -64,7 +64,7 @@ class PolicyConfig(Section):
 
     image_precision: Literal["float32", "bfloat16"] = "float32"
     """Type of the activations of the convolutional encoder; weights, losses and Adam are float32 in any case.
-    `bfloat16` is about 1.6 times as fast on processors with AVX-512 BF16 or AMX, and slower on others."""
+    `bfloat16` is 1.2 to 1.6 times as fast on processors with AVX-512 BF16 or AMX, and slower on others."""
 
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of your own class, after the two spaces."""
