@@ -46,7 +46,7 @@ class Runner:
     def has_time_for(self, began: float) -> bool:
         """Whether another round as long as the longest so far fits into the time; `began`: start of the last."""
         self._longest = max(self._longest, time.monotonic() - began)
-        return time.monotonic() + self._longest < self._until
+        return bool(time.monotonic() + self._longest < self._until)
 
     def run(self, lane: str, command: list[str], *, cores: int) -> None:
         """Run a contender on one core or on two, and keep its lines."""

@@ -101,7 +101,8 @@ class RewardScale:
         returns = reward.astype(np.float64)
         running, discount = self.running.copy(), self._discount
         # Few steps end an episode, and selecting environments takes longer than the rest.
-        for row, over, any_over in zip(returns, ended, ended.any(1).tolist(), strict=True):
+        ends: list[bool] = np.any(ended, axis=1).tolist()
+        for row, over, any_over in zip(returns, ended, ends, strict=True):
             running *= discount
             running += row
             row[:] = running

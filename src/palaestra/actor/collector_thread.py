@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -65,7 +65,7 @@ class SegmentFiller:
     def __init__(self, collector: Collector, subscriber: WeightSubscriber, heartbeat: NDArray[np.float64]) -> None:
         self._collector, self._subscriber, self._heartbeat = collector, subscriber, heartbeat
         # A view of the same memory: its numbers are read and written several times faster than those of an array.
-        self._beat = heartbeat.data
+        self._beat: Any = heartbeat.data
         self._done = 0
         self._idle_from = time.monotonic()
 
