@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -144,13 +145,14 @@ def test_an_address_without_a_cluster_is_refused(address):
         RayCluster.connect(ActorsConfig(backend="ray", address=address))
 
 
-def test_a_port_that_belongs_to_another_program_is_refused():
-    import socket
-
+def test_a_port_that_belongs_to_another_program_is_refused(home):
+    path, started = home
     with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"ray://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(ConfigError, match=r"actors.address = .*: the connection failed"):
-            RayCluster.connect(ActorsConfig(backend="ray", address=address))
+        started.append(process := start_run(f"ray://127.0.0.1:{server.getsockname()[1]}", path))
+        output, _ = process.communicate(timeout=200)
+    assert process.returncode == 2, output
+    assert re.search(r"actors.address = .*: the connection failed", output), output
+    assert not saved_updates(path)
 
 
 def test_a_step_that_hangs_ends_the_run(nodes, tmp_path):

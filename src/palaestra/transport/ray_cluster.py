@@ -15,6 +15,7 @@ import platform
 import socket
 import threading
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
@@ -87,6 +88,12 @@ class ActorRaised(Exception):
         self.error, self.trace = error, trace
 
 
+def control(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a method of an actor that runs beside a long call, as `ray.method(concurrency_group="control")` does."""
+    method.__ray_concurrency_group__ = "control"  # type: ignore[attr-defined]
+    return method
+
+
 class RayCluster:
     """A connection to a Ray cluster, as a context manager that ends what it started."""
 
@@ -148,7 +155,7 @@ class RayCluster:
         """Start an actor and return its handle. It is placed when a node has room; call `wait_until_started`.
 
         `concurrency`: calls that an asyncio actor runs at the same time. Other actors run one call at a time, and
-        calls of the group `control` beside it. `reserve`: whether it takes CPUs.
+        methods that are marked with `control` beside it. `reserve`: whether it takes CPUs.
         """
         config = self.config
         options: dict[str, Any] = {
@@ -375,7 +382,9 @@ def _initialize(ray: Any, config: ActorsConfig, cpus: float) -> None:
         remedy = "Start one (ray start --head), or leave the key out to start Ray on this machine"
         raise ConfigError("actors.address", address, reason, remedy)
     try:
-        ray.init(address, **quiet)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the error says the same
+            ray.init(address, **quiet)
     except (RuntimeError, ConnectionError, OSError, ValueError) as error:
         with contextlib.suppress(Exception):
             ray.shutdown()

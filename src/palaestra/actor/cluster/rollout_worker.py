@@ -29,6 +29,7 @@ from palaestra.policy.network import eval_mode
 from palaestra.policy.weight_sync import LiveWeights, clone_policy, deserialize_structure
 from palaestra.processes.threads import limit_threads
 from palaestra.transport.ranks import Share
+from palaestra.transport.ray_cluster import control
 from palaestra.transport.source import EpisodeStats, SavedState
 
 
@@ -74,7 +75,7 @@ class ShareOfSegment:
 
 
 class RolloutWorker:
-    """Collects segments of its share. One call runs at a time, besides those of the control group."""
+    """Collects segments of its share. One call runs at a time, beside those that are marked."""
 
     def __init__(self, setup: WorkerSetup, frozen: list[NDArray[Any]]) -> None:
         """`frozen`: the weights that are not trained, as bytes."""
@@ -135,12 +136,14 @@ class RolloutWorker:
             idle,
         )
 
+    @control
     def seconds_in_step(self) -> float:
-        """Seconds since the present step started, less the extra time of the first; 0 while idle. Control group."""
+        """Seconds since the present step started, less the extra time of the first; 0 while idle."""
         return time.monotonic() - self._step_started_at if self._working else 0.0
 
+    @control
     def stop(self) -> None:
-        """Stop before the next step. Control group."""
+        """Stop before the next step."""
         self._stopping = True
 
     def close(self) -> None:

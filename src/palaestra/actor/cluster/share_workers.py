@@ -160,7 +160,7 @@ class ShareWorkers:
         workers, closing = [worker for worker in self.all if worker.handle is not None], []
         for worker in workers:
             if worker.started is None and not self._cluster.has_failed:
-                worker.handle.stop.options(concurrency_group="control").remote()
+                worker.handle.stop.remote()
                 closing.append(worker.handle.close.remote())
         end = time.monotonic() + STOP_GRACE_S
         while closing and time.monotonic() < end:
@@ -212,8 +212,7 @@ class ShareWorkers:
         now = time.monotonic()
         if worker.heartbeat is None:
             if now - worker.asked_at > HEARTBEAT_S:
-                ask = worker.handle.seconds_in_step.options(concurrency_group="control")
-                worker.heartbeat, worker.asked_at = ask.remote(), now
+                worker.heartbeat, worker.asked_at = worker.handle.seconds_in_step.remote(), now
             return
         if not self._cluster.wait([worker.heartbeat], 0.0):
             return
