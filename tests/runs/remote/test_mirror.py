@@ -5,12 +5,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from palaestra.errors import ConfigError
+from palaestra.files.run_directory import Attempt
 from palaestra.runs.remote.attempt_tree import AttemptTree, is_mirrored
 from palaestra.runs.remote.frames import decode_log_line
 from palaestra.runs.remote.hosts import Address, HostConfig, HostTable, parse_address
 from palaestra.runs.remote.machines import MachineFacts, Machines, Shipment
 from palaestra.runs.remote.mirror import Mirror, MirrorConflict
 from palaestra.runs.remote.ray_jobs import Job
+from palaestra.runs.remote.remote_process import RemotePlace
 from palaestra.runs.remote.snapshot import Snapshot
 from palaestra.runs.remote.translation import _translator
 from palaestra.runs.spec import RunSpec
@@ -202,3 +204,11 @@ def test_a_run_that_cannot_be_seen_is_unreachable_and_not_stalled():
     assert monitor.alarms(55.0, 0.0) == ()
     monitor.update(progress, 0, 61.0)
     assert [alarm.code for alarm in monitor.alarms(61.0, 0.0)] == ["stalled"]
+
+
+def test_the_place_of_an_attempt_is_read_as_it_was_written(tmp_path):
+    attempt = Attempt(tmp_path)
+    place = RemotePlace("box", "/d", "/d/code/x", ("0", "1"), 60.0, started=True, python="/opt/python")
+    place.write(attempt)
+    assert RemotePlace.read(attempt) == place
+    assert RemotePlace.read(Attempt(tmp_path / "elsewhere")) is None

@@ -15,7 +15,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from palaestra.errors import HostUnreachable, LaunchRefused, PalaestraError
@@ -69,18 +69,17 @@ class RemotePlace:
                 host=str(data["host"]),
                 directory=str(data["directory"]),
                 code=str(data["code"]),
-                gpus=tuple(data["gpus"]),
-                grace_s=float(data["grace_s"]),
-                started=bool(data["started"]),
-                python=str(data["python"]),
+                gpus=tuple(data.get("gpus", ())),
+                grace_s=float(data.get("grace_s", cls.grace_s)),
+                started=bool(data.get("started", True)),
+                python=str(data.get("python", cls.python)),
             )
         except (KeyError, TypeError, ValueError):
             return None
 
     def write(self, attempt: Attempt, **facts: object) -> None:
         """Store it; `facts` say how the attempt ended, if that is known from the link alone."""
-        places = {"host": self.host, "directory": self.directory, "code": self.code, "python": self.python}
-        write_json(attempt.remote, {"schema": 1, **places, "grace_s": self.grace_s, "started": self.started, **facts})
+        write_json(attempt.remote, {"schema": 1, **asdict(self), **facts})
 
 
 class RemoteProcess:

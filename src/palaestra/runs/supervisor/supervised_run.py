@@ -200,7 +200,10 @@ class SupervisedRun:
             plan = await self._plan(number)
             await asyncio.to_thread(prepare_attempt, attempt, plan, self.lease.gpus)
         except HostUnreachable as error:
-            if is_recorded or not self._postpone(error):
+            if is_recorded and (place := RemotePlace.read(attempt)) is not None:
+                # The request of an earlier service may have reached the machine: ask when it answers.
+                await self._adopt_elsewhere(attempt, AttemptPlan.read(attempt), replace(place, started=True))
+            elif is_recorded or not self._postpone(error):
                 await self._refuse(str(error), "unreachable")
             return
         except Exception as error:  # noqa: BLE001 - a runner is third-party code
