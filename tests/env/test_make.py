@@ -52,7 +52,7 @@ def test_auto_shares_out_what_computes_over_cores_and_lets_what_waits_wait_toget
     properties = EnvProperties(milliseconds / 1e3, space.observation_space, space.action_space, 0, busy)
     monkeypatch.setattr(make, "inspect_env", lambda make, name, patience_s: properties)
     monkeypatch.setattr(make, "usable_cores", lambda: cores)
-    monkeypatch.setattr(make, "WorkerEnv", lambda make, n, count, properties: made.append(count))
+    monkeypatch.setattr(make, "WorkerEnv", lambda make, n, count, properties, first_index: made.append(count))
     make_env(EnvConfig(id="palaestra.env.toy:Countdown", num_envs=num_envs))
     assert made == ([] if processes == 1 else [processes])
 

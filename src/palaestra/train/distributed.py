@@ -142,10 +142,11 @@ class FirstRankEpisodes(ExperienceSource[list[Trajectory]]):
 
     def next_batch(self) -> Batch[list[Trajectory]] | None:
         """Wait until the first process has played a batch; None in all processes if it was stopped before."""
-        batch: Batch[list[Trajectory]] | None = self._ranks.run(
-            lambda: self._episodes.next_batch() if self._ranks.is_first else Batch([])
-        )
+        batch = self._ranks.run(self._play)
         return None if self._ranks.any(batch is None) else batch
+
+    def _play(self) -> Batch[list[Trajectory]] | None:
+        return self._episodes.next_batch() if self._ranks.is_first else Batch(list[Trajectory]())
 
     def release(self, batch: Batch[list[Trajectory]], version: int) -> None:
         """Allow further episodes."""
