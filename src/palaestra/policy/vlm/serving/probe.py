@@ -1,4 +1,4 @@
-"""`WeightProbe`: tokens that an engine samples for fixed prompts, scored by the learner's own code with the same weights.
+"""`WeightProbe`: tokens that an engine samples for fixed prompts, scored by the learner's code with the same weights.
 
 If an engine answers with the weights it was given, both give the same log-probabilities up to rounding. A difference
 above the tolerance means other weights, another model, another picture or another temperature; `explain` finds out
