@@ -70,8 +70,8 @@ class InferenceConfig(Section):
     temporary directory, which is enough for engines on this machine."""
     probe_tolerance: float = Field(default=0.1, gt=0, le=100)
     """`server`: maximum mean difference (nats) between the log-probabilities of an engine and those of the learner for
-    the same tokens. In float32 they differ by 1e-6; a small model in bfloat16 differs by 0.03 to 0.05 from a learner in
-    float32, large ones by less. A high value hides a broken weight transfer."""
+    the same tokens. In float32 they differ by 1e-6; a model of 135 million weights in bfloat16 differs by 0.03 to 0.05.
+    A high value hides a broken weight transfer."""
     max_concurrency: int = Field(default=64, ge=1)
     """`server`: maximum requests in flight; the engines batch them continuously."""
     request_timeout_s: float = Field(default=300.0, gt=0)

@@ -34,7 +34,7 @@ from palaestra.policy.vlm.serving.engine import (
     EngineRequest,
     PromptEncoder,
 )
-from palaestra.policy.vlm.serving.probe import PROBE_TOKENS, Probe, ProbeAnswer, ProbeResult
+from palaestra.policy.vlm.serving.probe import PROBE_TOKENS, ProbeAnswer, ProbeResult, WeightProbe
 
 _log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class EnginePool:
         self,
         engines: Sequence[Engine],
         config: InferenceConfig,
-        probe: Probe,
+        probe: WeightProbe,
         encoder: PromptEncoder,
         *,
         max_tokens: int,

@@ -1,4 +1,4 @@
-"""`Probe`: tokens that an engine samples for fixed prompts, scored by the learner's own code with the same weights.
+"""`WeightProbe`: tokens that an engine samples for fixed prompts, scored by the learner's code with the same weights.
 
 If an engine answers with the weights it was given, both give the same log-probabilities up to rounding. A difference
 above the tolerance means other weights, another model, another picture or another temperature; `explain` finds out
@@ -73,7 +73,7 @@ class ProbeResult:
         return f"{self.difference:.4g} nats on average and {self.largest:.4g} at most over {self.tokens} tokens"
 
 
-class Probe:
+class WeightProbe:
     """Fixed prompts, and the learner's log-probabilities for the replies to them. Safe to use from several threads."""
 
     def __init__(self, policy: ServedPolicy, *, temperature: float, tolerance: float) -> None:

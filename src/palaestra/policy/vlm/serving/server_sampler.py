@@ -34,7 +34,7 @@ from palaestra.policy.vlm.sampler import InferenceConfig, ReplyRequest, SampledR
 from palaestra.policy.vlm.serving.adapter_export import ExportedAdapter, adapter_weights, export_adapter
 from palaestra.policy.vlm.serving.engine import Engine, EngineRequest, PromptEncoder, read_api_key
 from palaestra.policy.vlm.serving.engine_pool import EnginePool, PublishedAdapter, SamplerCounts
-from palaestra.policy.vlm.serving.probe import Probe, ServedPolicy
+from palaestra.policy.vlm.serving.probe import ServedPolicy, WeightProbe
 
 API_KEY_VARIABLE = "PALAESTRA_INFERENCE_API_KEY"
 PICTURE_MEMORY_BYTES = 64 * 2**20
@@ -61,7 +61,7 @@ class ServerSampler:
         self._policy, self._config = policy, config
         network, key = policy.learner, read_api_key(config.api_key_file, os.environ.get(API_KEY_VARIABLE))
         self._encoder = PromptEncoder(network.preprocessor, network.image_token, memory_bytes=PICTURE_MEMORY_BYTES)
-        probe = Probe(policy, temperature=temperature, tolerance=config.probe_tolerance)
+        probe = WeightProbe(policy, temperature=temperature, tolerance=config.probe_tolerance)
         self._trial_weights = probe.trial_weights
         self._tag = secrets.token_hex(3)
         """Part of the names of our adapters: other runs may use the same engines."""
