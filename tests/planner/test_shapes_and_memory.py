@@ -89,6 +89,8 @@ def test_recomputing_keeps_one_layer_instead_of_36():
     recomputed = plan_learner_memory(thrifty, shape, turns=1).parts["activations"]
     assert kept > 10 * recomputed
     assert plan_learner_memory(SMALL, shape, turns=2).parts["activations"] == 2 * kept
+    shared = plan_learner_memory(SMALL, shape, turns=2, prompts=1).parts["activations"]
+    assert shared * 402 == kept * (367 + 35 + 35)
 
 
 def test_logits_of_many_tokens_are_computed_in_chunks_of_a_gigabyte():

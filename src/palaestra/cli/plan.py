@@ -123,10 +123,7 @@ def format_plan(plan: Plan) -> list[str]:
         lines.append(f"  turns per forward pass: {p.microbatch} used, {p.fitting_microbatch} fit")
         lines.append(f"  sessions: {cost.session_memory_gb:,.0f} GB of main memory")
     if not config.times.model_fields_set:
-        lines += [
-            "",
-            "All times are defaults, not measurements: give --from RUN, or keys such as times.session_step=0.4.",
-        ]
+        lines += ["", "All times are defaults, not measurements: give --from RUN, or keys such as times.turns=12."]
     if plan.advice:
         lines += ["", "To go faster", *(f"  - {text}" for text in plan.advice)]
     return lines

@@ -47,13 +47,18 @@ def read_run(run: RunDirectory) -> MeasuredRun:
     """The times of a run; `ConfigError` if it has too few updates, or was asynchronous on screens."""
     attempts = [attempt for attempt in run.attempts() if attempt.journal.is_file()]
     records = JournalReader(attempts[-1].journal).read() if attempts else []
-    steps = [record for record in records if isinstance(record.event, TrainingStep) and record.event.update > 0]
+    steps = [
+        (record.time, record.event)
+        for record in records
+        if isinstance(record.event, TrainingStep) and record.event.update > 0
+    ]
     if len(steps) < 3:
         reason = f"its journal has {len(steps)} updates, and the first one is not counted"
         remedy = "Use a run of at least 3 updates, or give the times, such as times.session_step=0.4"
         raise ConfigError("--from", run.run_id, reason, remedy)
     config = run.read_config()
-    metrics = [step.event.metrics for step in steps[1:] if isinstance(step.event, TrainingStep)]
+    (began, first), (ended, last) = steps[0], steps[-1]
+    metrics = [step.metrics for _, step in steps[1:]]
     missing = next((name for name in ("collect_seconds", "learn_seconds") if name not in metrics[0]), None)
     if missing is not None:
         remedy = "Use a run of palaestra train that collects experience itself"
@@ -69,10 +74,10 @@ def read_run(run: RunDirectory) -> MeasuredRun:
 
     collect, learn = mean("collect_seconds"), mean("learn_seconds")
     busy = statistics.fmean(one["collect_seconds"] * one.get("inference_utilisation", 1.0) for one in metrics)
-    whole = (steps[-1].time - steps[0].time) / (len(steps) - 1)
+    whole = (ended - began) / (len(steps) - 1)
     alone = whole - learn - (collect if setup.collection == "synchronous" else mean("wait_seconds"))
     lengths = [float(record.event.length) for record in records if isinstance(record.event, EpisodeSummary)]
-    turns = statistics.fmean(lengths) if lengths and on_screens else float(_rollout_length(config, steps))
+    turns = statistics.fmean(lengths) if lengths and on_screens else _rollout_length(config, first, last)
     varied = on_screens and len(lengths) > 1
     failed = mean("environment_failures") if on_screens else 0.0
     return MeasuredRun(
@@ -90,11 +95,10 @@ def read_run(run: RunDirectory) -> MeasuredRun:
     )
 
 
-def _rollout_length(config: dict[str, Any], steps: Sequence[Any]) -> float:
+def _rollout_length(config: dict[str, Any], first: TrainingStep, last: TrainingStep) -> float:
     """Steps per environment and update."""
     envs = int((config.get("env") or {}).get("num_envs", 1))
-    first, last = steps[0].event, steps[-1].event
-    return max(1.0, float(last.env_step - first.env_step) / max(1, last.update - first.update) / envs)
+    return max(1.0, (last.env_step - first.env_step) / max(1, last.update - first.update) / envs)
 
 
 def read_setup(config: dict[str, Any]) -> Setup:

@@ -88,21 +88,20 @@ def plan_learner_memory(
     *,
     shards: int = 1,
     turns: int | None = None,
-    prompt_tokens: int | None = None,
-    reply_tokens: int | None = None,
+    prompts: int | None = None,
     host: bool = False,
     kept_versions: int = 1,
     overhead: int = 0,
 ) -> MemoryPlan:
     """Peak memory of one learner process; `turns` of a microbatch, by default as configured.
 
+    `prompts`: distinct prompts among them, by default as many. Without gradient checkpointing, a prompt that several
+    turns share, as the first ones of a group do, goes through the model once.
     `shards`: number of GPUs over which FSDP splits weights, gradients and Adam's moments. `host`: the learner computes
     on the CPU, so that copies of earlier adapters, kept in main memory, count as well.
     """
     if shards < 1:
         raise ConfigError("hardware.shards", shards, "a model lies on at least one GPU", "Give 1 or more")
-    prompt = model.prompt_tokens(shape) if prompt_tokens is None else prompt_tokens
-    reply = model.reply_tokens if reply_tokens is None else reply_tokens
     turns = model.microbatch_turns if turns is None else turns
     trained = trained_parameters(model, shape)
     layer_bytes = shape.layer_parameters * model.bytes_per_weight
@@ -117,9 +116,9 @@ def plan_learner_memory(
         parts["earlier versions"] = (1 + kept_versions) * trained * FLOAT32
     parts["gradients"] = trained * FLOAT32 // shards
     parts["Adam"] = 2 * trained * FLOAT32 // shards
-    tokens = turns * (prompt + reply)
+    tokens = (turns if prompts is None else prompts) * model.prompt_tokens(shape) + turns * model.reply_tokens
     parts["activations"] = tokens * activation_bytes(model, shape)
-    parts["logits"] = logits_bytes(shape, turns * reply)
+    parts["logits"] = logits_bytes(shape, turns * model.reply_tokens)
     if overhead:
         parts["CUDA and allocator"] = overhead
     return MemoryPlan(parts)

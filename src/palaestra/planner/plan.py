@@ -132,7 +132,7 @@ def plan_config(data: Mapping[str, Any], runs: Sequence[MeasuredRun] = ()) -> Pl
 
 
 def _from_training(given: Mapping[str, Any], plan: dict[str, Any]) -> dict[str, Any]:
-    sections = {key: plan[key] for key in ("times", "setup", "hardware") if key in plan}
+    sections: dict[str, Any] = {key: plan[key] for key in ("times", "setup", "hardware") if key in plan}
     setup = read_setup({key: value for key, value in given.items() if isinstance(value, Mapping)})
     sections["setup"] = setup.model_dump(exclude_unset=True) | sections.get("setup", {})
     if isinstance(given.get("model"), Mapping) and "env" not in given:
