@@ -170,8 +170,9 @@ class ConcurrentInference:
 class Inference(Protocol):
     """What a player needs to know of the inference of its episodes."""
 
-    busy_seconds: float
-    """Total time of the sampler."""
+    @property
+    def busy_seconds(self) -> float:
+        """Total time of the sampler."""
 
     def set_num_actors(self, count: int) -> None:
         """Set the number of running actors; batches wait for at most as many."""
