@@ -44,6 +44,7 @@ def test_a_run_learns_from_the_replies_of_an_engine_and_leaves_no_adapter_on_it(
     assert not [thread for thread in threading.enumerate() if thread.name == "palaestra-engines"]
 
 
+@pytest.mark.slow
 def test_played_by_an_engine_behind_the_learners_back_nothing_is_older_than_allowed(gateway, server, tmp_path):
     settings = served(gateway, server, 3, trainer={"collection": "asynchronous", "max_staleness": 1})
     outcome = train_screens(settings, root=tmp_path, run_id="back")

@@ -20,6 +20,7 @@ def test_a_sampler_in_this_process_conforms(policy):
     check_sampler(LocalSampler(policy, threads=1), publish, policy, REQUESTS, temperature=0.8)
 
 
+@pytest.mark.slow
 def test_a_sampler_in_a_child_process_conforms(policy):
     sampler = ProcessSampler(MODEL, seed=1, threads=1)
     try:
