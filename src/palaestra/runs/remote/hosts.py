@@ -158,8 +158,8 @@ class HostTable:
         """The machine of a candidate's name. `python` is the interpreter of one that the settings do not have."""
         if name in self._hosts:
             return self._hosts[name]
-        settings = {} if python is None else {"python": python}
-        return Host(name, HostConfig(address=name, **settings), parse_address(name))
+        config = HostConfig(address=name) if python is None else HostConfig(address=name, python=python)
+        return Host(name, config, parse_address(name))
 
 
 def check_hosts(hosts: Mapping[str, HostConfig]) -> None:
