@@ -8,12 +8,12 @@ from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.remote.attempt_tree import AttemptTree, is_mirrored
 from palaestra.runs.remote.frames import decode_log_line
-from palaestra.runs.remote.hosts import Address, HostConfig, HostTable, parse_address
+from palaestra.runs.remote.hosts import HostAddress, HostConfig, HostTable, parse_address
 from palaestra.runs.remote.machines import MachineFacts, Machines, Shipment
 from palaestra.runs.remote.mirror import Mirror, MirrorConflict
 from palaestra.runs.remote.ray_jobs import Job
 from palaestra.runs.remote.remote_process import RemotePlace
-from palaestra.runs.remote.snapshot import Snapshot
+from palaestra.runs.remote.snapshot import CodeSnapshot
 from palaestra.runs.remote.translation import _translator
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.alarms import AlarmLimits, AlarmMonitor
@@ -126,14 +126,14 @@ def test_a_log_that_is_sent_again_from_its_beginning_adds_only_what_is_new():
 @pytest.mark.parametrize(
     ("text", "address"),
     [
-        ("anna@box", Address("ssh", "anna@box")),
-        ("anna@box:2222", Address("ssh", "anna@box", 2222)),
-        ("anna@[::1]:22", Address("ssh", "anna@::1", 22)),
-        ("box", Address("ssh", "box")),
-        ("ray://head", Address("ray", "http://head:8265")),
-        ("ray://head:10001", Address("ray", "http://head:8265")),
-        ("ray://head:9000", Address("ray", "http://head:9000")),
-        ("https://head/ray/", Address("ray", "https://head/ray")),
+        ("anna@box", HostAddress("ssh", "anna@box")),
+        ("anna@box:2222", HostAddress("ssh", "anna@box", 2222)),
+        ("anna@[::1]:22", HostAddress("ssh", "anna@::1", 22)),
+        ("box", HostAddress("ssh", "box")),
+        ("ray://head", HostAddress("ray", "http://head:8265")),
+        ("ray://head:10001", HostAddress("ray", "http://head:8265")),
+        ("ray://head:9000", HostAddress("ray", "http://head:9000")),
+        ("https://head/ray/", HostAddress("ray", "https://head/ray")),
     ],
 )
 def test_an_address_is_a_host_of_ssh_or_the_job_server_of_a_cluster(text, address):
@@ -183,7 +183,7 @@ def test_an_old_python_a_missing_package_a_full_disk_and_a_wrong_clock_are_found
         },
         skew_s=-90.0,
     )
-    shipment = Shipment(Snapshot(__import__("pathlib").Path("/"), (), "nothing"), None, None)
+    shipment = Shipment(CodeSnapshot(__import__("pathlib").Path("/"), (), "nothing"), None, None)
     found = {one.check: (one.level, one.text) for one in machines.findings("box", facts, RunSpec(), shipment)}
     assert found["dependency:torch"] == ("refused", "/usr/bin/python3 on box (x@box) has no torch")
     assert found["disk"] == ("refused", "1 MB are free on box (x@box), and at least 100 MB are required")

@@ -28,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
-class Address:
+class HostAddress:
     """Where a machine is."""
 
     kind: Literal["ssh", "ray"]
@@ -38,7 +38,7 @@ class Address:
     """The port of SSH; None uses its configuration."""
 
 
-def parse_address(text: str, place: str = "on") -> Address:
+def parse_address(text: str, place: str = "on") -> HostAddress:
     """Read an address. `ConfigError` if it is none.
 
     `ray://host` and `ray://host:10001` are the address of Ray's client, whose cluster takes jobs at
@@ -51,9 +51,9 @@ def parse_address(text: str, place: str = "on") -> Address:
             port = int(ray["port"] or RAY_CLIENT_PORT)
             _check_port(place, text, port)
             port = RAY_JOBS_PORT if port == RAY_CLIENT_PORT else port
-            return Address("ray", f"http://{ray['host']}:{port}")
+            return HostAddress("ray", f"http://{ray['host']}:{port}")
         if _HTTP.fullmatch(text):
-            return Address("ray", text.rstrip("/"))
+            return HostAddress("ray", text.rstrip("/"))
         raise ConfigError(place, text, "is not the address of a Ray cluster", remedy)
     ssh = _SSH.fullmatch(text)
     # A leading dash would be an option of ssh.
@@ -63,7 +63,7 @@ def parse_address(text: str, place: str = "on") -> Address:
         _check_port(place, text, int(ssh["port"]))
     host = ssh["host"].strip("[]")
     target = f"{ssh['user']}@{host}" if ssh["user"] else host
-    return Address("ssh", target, None if ssh["port"] is None else int(ssh["port"]))
+    return HostAddress("ssh", target, None if ssh["port"] is None else int(ssh["port"]))
 
 
 def _check_port(place: str, text: str, port: int) -> None:
@@ -123,7 +123,7 @@ class Host:
     name: str
     """Its name in the settings, or the address that the run gave."""
     config: HostConfig
-    address: Address
+    address: HostAddress
 
     def describe(self) -> str:
         """How messages name it."""

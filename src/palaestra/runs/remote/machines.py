@@ -19,7 +19,7 @@ from palaestra.runs.remote.connection import Connection, connect
 from palaestra.runs.remote.frames import CODE, NODE_HOME
 from palaestra.runs.remote.hosts import Host, HostConfig, HostTable
 from palaestra.runs.remote.remote_process import RemotePlace, RemoteProcess, Spawn
-from palaestra.runs.remote.snapshot import Snapshot, package_snapshot, project_snapshot
+from palaestra.runs.remote.snapshot import CodeSnapshot, package_snapshot, project_snapshot
 from palaestra.runs.remote.translation import RemoteLayout, find_local_paths, start_request, translate_plan
 from palaestra.runs.runner import Finding, LaunchPlan
 from palaestra.runs.spec import RunSpec
@@ -52,8 +52,8 @@ class Capacity:
 class Shipment:
     """Everything that has to be on the other machine before a run can start there."""
 
-    package: Snapshot
-    project: Snapshot | None
+    package: CodeSnapshot
+    project: CodeSnapshot | None
     checkpoint: Path | None
     """A checkpoint of this machine that the run begins with."""
 
@@ -264,9 +264,11 @@ def _natural_place(checkpoint: Path) -> str | None:
     return "/".join(("var", "training", *parts[len(parts) - 1 - parts[::-1].index("runs") :]))
 
 
-def _checkpoint_snapshot(path: Path) -> Snapshot:
+def _checkpoint_snapshot(path: Path) -> CodeSnapshot:
     names = [path] if path.is_file() else sorted(one for one in path.rglob("*") if one.is_file())
-    return Snapshot(path.parent, tuple(str(one.relative_to(path.parent)) for one in names), f"checkpoint {path.name}")
+    return CodeSnapshot(
+        path.parent, tuple(str(one.relative_to(path.parent)) for one in names), f"checkpoint {path.name}"
+    )
 
 
 def _pack_job(shipment: Shipment, host: Host, spec: RunSpec) -> JsonObject:

@@ -28,7 +28,7 @@ _STATE = "var/training/"
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class CodeSnapshot:
     """Files below a directory."""
 
     root: Path
@@ -73,7 +73,7 @@ class Snapshot:
         return sum((self.root / name).lstat().st_size for name in self.names)
 
 
-def package_snapshot() -> Snapshot:
+def package_snapshot() -> CodeSnapshot:
     """Our own package as it is imported here."""
     root = PACKAGE_ROOT / "palaestra"
     names = sorted(
@@ -81,10 +81,10 @@ def package_snapshot() -> Snapshot:
         for path in root.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts and not path.name.startswith(".")
     )
-    return Snapshot(PACKAGE_ROOT, tuple(names), "the package palaestra")
+    return CodeSnapshot(PACKAGE_ROOT, tuple(names), "the package palaestra")
 
 
-def project_snapshot(spec: RunSpec) -> Snapshot | None:
+def project_snapshot(spec: RunSpec) -> CodeSnapshot | None:
     """The user's files: those git knows in the checkout or working directory, else the given script; None without any.
 
     `ConfigError` if they are too large to be sent.
@@ -97,7 +97,7 @@ def project_snapshot(spec: RunSpec) -> Snapshot | None:
         if script is None or not script.is_file() or not script.resolve().is_relative_to(root.resolve()):
             return None
         names, about = [os.path.relpath(script, root)], f"{script}"
-    snapshot = Snapshot(root, tuple(sorted(names)), about)
+    snapshot = CodeSnapshot(root, tuple(sorted(names)), about)
     megabytes = snapshot.size() >> 20
     if megabytes > _MAX_MB:
         reason = f"its files are {megabytes:,} MB, and at most {_MAX_MB} MB are sent to another machine"

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.remote.hosts import Host
-from palaestra.runs.remote.snapshot import PACKAGE_ROOT, Snapshot
+from palaestra.runs.remote.snapshot import PACKAGE_ROOT, CodeSnapshot
 from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.wire import JsonObject
@@ -47,7 +47,7 @@ def translate_plan(
     spec: RunSpec,
     host: Host,
     layout: RemoteLayout,
-    project: Snapshot | None,
+    project: CodeSnapshot | None,
     gpus: tuple[str, ...],
     inherited: Mapping[str, str],
 ) -> LaunchPlan:
