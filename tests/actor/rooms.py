@@ -3,7 +3,6 @@
 import os
 import signal
 import threading
-import time
 from pathlib import Path
 
 import gymnasium
@@ -83,17 +82,3 @@ class KilledOnce(Room):
 class Stuck(Room):
     def happen(self):
         LET_GO.wait(60)
-
-
-class Growing(Room):
-    """Takes more and more memory from step `at` on, up to a number of gigabytes."""
-
-    def __init__(self, at: int, gigabytes: float) -> None:
-        super().__init__(at)
-        self._pieces, self._most = [], int(gigabytes * 16)
-
-    def happen(self):
-        while len(self._pieces) < self._most:
-            self._pieces.append(np.ones(8 << 20))
-            time.sleep(0.005)
-        time.sleep(60)

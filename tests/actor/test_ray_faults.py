@@ -165,24 +165,6 @@ def test_a_step_that_hangs_ends_the_run(nodes, tmp_path):
     wait_until(lambda: not any(actors_on(nodes.worker_nodes)))
 
 
-def test_a_node_without_memory_is_named_after_the_allowed_replacements(tmp_path):
-    used = {
-        line.split(":")[0]: int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()
-    }  # in kB
-    total = used["MemTotal"]
-    threshold = (total - used["MemAvailable"]) / total + 0.12
-    assert threshold < 0.95, "the machine has no room for this test"
-    system = {"memory_usage_threshold": threshold, "memory_monitor_refresh_ms": 100}
-    with start_cluster(nodes=1, system=system) as cluster:
-        actors = {"backend": "ray", "num_cpus": 0.5, "address": cluster.address, "restarts": 1, "num_actors": 1}
-        kwargs = {"at": 40, "gigabytes": 0.2 * total / 2**20}
-        config = run_config("tests.actor.rooms:Growing", kwargs, actors, total_timesteps=10_000)
-        with pytest.raises(CollectorFailed, match=r"memory.*after 1 replacements in a row"):
-            train(config, root=tmp_path, run_id="a")
-        wait_until(lambda: not any(actors_on(cluster.worker_nodes)))
-    assert RunDirectory(tmp_path / "a").latest_checkpoint() is not None
-
-
 def test_a_late_result_of_an_actor_that_was_given_up_is_counted_and_not_used(nodes):
     import ray
 
