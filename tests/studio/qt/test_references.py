@@ -49,9 +49,9 @@ def test_timers_and_charts_keep_the_references_to_none(qtbot):
     timer = QTimer()
     timer.timeout.connect(lambda: ticks.append(curve.setData([0.0, 1.0, len(ticks)], [0.0, 1.0, 2.0])))
     timer.start(0)
-    qtbot.waitUntil(lambda: len(ticks) > 20)
+    qtbot.waitUntil(lambda: len(ticks) > 20, timeout=60_000)
     before, begun = sys.getrefcount(None), len(ticks)
-    qtbot.waitUntil(lambda: len(ticks) > begun + 300)
+    qtbot.waitUntil(lambda: len(ticks) > begun + 300, timeout=60_000)
     timer.stop()
     # `ticks` holds None once for each tick, and what Qt draws later holds some.
     assert sys.getrefcount(None) - before >= len(ticks) - begun - SLACK
