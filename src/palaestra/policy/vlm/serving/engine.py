@@ -58,8 +58,8 @@ class EngineRequest:
     pictures: tuple[str, ...]
     """As `data:` URLs, at the size at which the model sees them."""
     seed: int
-    request_id: str
-    session: str
+    request_id: str = ""
+    session: str = ""
     """Name of the episode, for engines that consist of several."""
 
 
@@ -81,11 +81,11 @@ class PromptEncoder:
         self._preprocessor, self._image_token = preprocessor, image_token
         self._urls: LRUCache[str] = LRUCache(memory_bytes)
 
-    def encode(self, prompt: Prompt, *, seed: int, request_id: str, session: str) -> EngineRequest:
-        """The request for a prompt."""
+    def encode(self, prompt: Prompt, *, seed: int) -> EngineRequest:
+        """The request for a prompt, without names."""
         collapsed = tuple(self._collapse(prompt)) if prompt.pictures else tuple(prompt.ids.tolist())
         urls = tuple(self._picture_url(picture) for picture in prompt.pictures)
-        return EngineRequest(prompt, collapsed, urls, seed, request_id, session)
+        return EngineRequest(prompt, collapsed, urls, seed)
 
     def _collapse(self, prompt: Prompt) -> list[int]:
         assert self._preprocessor is not None

@@ -16,7 +16,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -145,9 +145,12 @@ class EnginePool:
 
     # Replies
 
-    async def sample(self, request: EngineRequest, adapter: PublishedAdapter, *, temperature: float) -> EngineReply:
-        """Sample a reply with an adapter; it stays loaded until then."""
+    def hold(self, adapter: PublishedAdapter) -> None:
+        """Keep an adapter loaded until `sample` has used it once."""
         adapter.in_flight += 1
+
+    async def sample(self, request: EngineRequest, adapter: PublishedAdapter, *, temperature: float) -> EngineReply:
+        """Sample a reply with an adapter that is held; releases it."""
         try:
             reply = await self._ask_until_answered(request, adapter, temperature)
         finally:
@@ -320,7 +323,7 @@ class EnginePool:
 
         async def ask(number: int, prompt: Prompt) -> ProbeAnswer:
             name = f"probe-{secrets.token_hex(4)}"
-            encoded = self._encoder.encode(prompt, seed=number, request_id=name, session=name)
+            encoded = replace(self._encoder.encode(prompt, seed=number), request_id=name, session=name)
             return ProbeAnswer(
                 prompt, await engine.sample(encoded, model=model, temperature=temperature, max_new_tokens=count)
             )

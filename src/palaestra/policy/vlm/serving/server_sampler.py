@@ -21,6 +21,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -177,18 +178,17 @@ class ServerSampler:
     async def _answer(self, request: ReplyRequest, temperature: float) -> SampledReply:
         prompt = await asyncio.to_thread(self._policy.prompt, request.conversation)
         async with self._slots:
+            encoded = await asyncio.to_thread(self._encoder.encode, prompt, seed=request.seed)
+            # From here to the task nothing waits: a publication in between would unload the adapter.
             adapter = self._pool.current
             if adapter is None:
                 raise CollectorFailed("no adapter was published to the inference engines yet.")
             key = _request_key(request, prompt, temperature, adapter)
-            session = request.episode or key
             task = self._answers.get(key)
             if task is None:
-                encode = self._encoder.encode
-                encoded = await asyncio.to_thread(encode, prompt, seed=request.seed, request_id=key, session=session)
-                task = self._answers.get(key)
-            if task is None:
-                task = self._answers[key] = asyncio.ensure_future(self._sample(encoded, adapter, temperature))
+                named = replace(encoded, request_id=key, session=request.episode or key)
+                self._pool.hold(adapter)
+                task = self._answers[key] = asyncio.ensure_future(self._sample(named, adapter, temperature))
                 task.add_done_callback(lambda done: self._forget_failure(key, done))
                 while len(self._answers) > ANSWERS_KEPT and next(iter(self._answers.values())).done():
                     self._answers.popitem(last=False)
