@@ -130,6 +130,59 @@ def test_an_adapter_that_fails_to_load_in_training_is_refused_with_the_engines_w
     assert sampler.version == 1
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_ids": [5, 10**12]}, "returned token 1000000000000, which may not be drawn"),
+        ({"token_ids": [5, -1]}, "returned token -1, which may not be drawn"),
+        ({"token_ids": list(range(20, 29))}, "returned 9 tokens for a reply of at most 8"),
+        ({"token_ids": [5, float("inf")]}, "returned no token ids"),
+        ({"token_ids": None}, "returned no token ids"),
+        ({"prompt_token_ids": 5}, "returned no token ids"),
+        ({"logprobs": {"content": [{"logprob": float("nan")}] * 2}}, "returned unusable log-probabilities for 2"),
+        ({"logprobs": {"content": [{"logprob": 1.0}] * 2}}, "returned unusable log-probabilities for 2"),
+        ({"logprobs": {"content": [{"logprob": -1.0}] * 3}}, "returned unusable log-probabilities for 2"),
+        ({"logprobs": [3]}, "returned no log-probabilities for 2"),
+    ],
+)
+def test_an_answer_that_the_learner_cannot_use_ends_the_request_in_words(
+    connect, server, policy, monkeypatch, change, message
+):
+    sampler, real = connect(), server._reply
+    sampler.publish(1, policy.trainable_state())
+
+    def reply(*request):
+        answer = real(*request)
+        (choice,) = answer["choices"]
+        choice["token_ids"] = [20, 21]
+        choice |= {"logprobs": {"content": [{"logprob": -1.0}] * len(change.get("token_ids") or [20, 21])}} | change
+        return answer
+
+    monkeypatch.setattr(server, "_reply", reply)
+    with pytest.raises(CollectorFailed, match=f"^{server.url} {message}"):
+        sampler.sample([request(1)], temperature=1.0)
+
+
+def test_a_reply_that_goes_on_after_its_end_is_refused(connect, server, policy, monkeypatch):
+    sampler, real, end = connect(), server._reply, min(policy.rules.ends)
+    sampler.publish(1, policy.trainable_state())
+
+    def reply(*request):
+        answer = real(*request)
+        answer["choices"][0] |= {"token_ids": [end, 21], "logprobs": {"content": [{"logprob": -1.0}] * 2}}
+        return answer
+
+    monkeypatch.setattr(server, "_reply", reply)
+    with pytest.raises(CollectorFailed, match="went on with a reply after an end token"):
+        sampler.sample([request(1)], temperature=1.0)
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(connect, server, policy, monkeypatch):
+    monkeypatch.setattr("palaestra.policy.vlm.serving.engine.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(server, "served_name", "x" * 2000)
+    assert "it sends an answer of more than 1,000 bytes" in refused(connect(), policy)
+
+
 def test_a_broken_connection_repeats_the_request_and_its_answer_enters_once(connect, server, policy):
     sampler = connect()
     sampler.publish(1, policy.trainable_state())

@@ -77,8 +77,8 @@ class ServerSampler:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             self._http = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0))
             self._slots = asyncio.Semaphore(config.max_concurrency)
-            timeout_s = config.request_timeout_s
-            engines = [Engine(url, self._http, policy.rules, timeout_s=timeout_s) for url in config.urls]
+            known, timeout_s = (policy.rules, network.vocabulary), config.request_timeout_s
+            engines = [Engine(url, self._http, *known, timeout_s=timeout_s) for url in config.urls]
             return EnginePool(engines, config, probe, self._encoder, max_tokens=max_new_tokens)
 
         self._pool = self._wait(open_pool())
