@@ -103,6 +103,23 @@ def test_a_key_is_sent_and_a_missing_one_is_asked_for_and_no_message_shows_it(
         connect(api_key_file=tmp_path / "missing")
 
 
+def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(connect, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_INFERENCE_API_KEY", "first-line\nsecond-line")
+    with pytest.raises(ConfigError, match=r"PALAESTRA_INFERENCE_API_KEY .*holds characters") as caught:
+        connect()
+    assert "line" not in str(caught.value).replace("in one line", "")
+    assert not [thread for thread in threading.enumerate() if thread.name == "palaestra-engines"]
+
+
+def test_an_engine_that_repeats_the_key_in_its_error_does_not_make_us_show_it(connect, server, policy, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_INFERENCE_API_KEY", "engine-key-12345")
+    server.api_key = "another"
+    monkeypatch.setattr(server, "answer", lambda *request: {}["Authorization: Bearer engine-key-12345"])
+    text = refused(connect(), policy)
+    assert "Authorization: Bearer ***" in text
+    assert "engine-key" not in text
+
+
 def test_a_version_that_the_engine_answers_with_the_old_adapter_is_refused_and_the_old_one_goes_on(
     connect, server, policy
 ):

@@ -26,6 +26,7 @@ from palaestra.policy.vlm.prompt import Prompt
 if TYPE_CHECKING:
     import aiohttp
 
+API_KEY_VARIABLE = "PALAESTRA_INFERENCE_API_KEY"
 CONNECT_S = 10.0
 """Time limit of a connection."""
 ANSWER_S = 30.0
@@ -225,10 +226,13 @@ class Engine:
                 method, self.url + route, json=body, headers=headers, timeout=limit, allow_redirects=False
             ) as got:
                 status, text = got.status, (await _read_body(got)).decode(errors="replace")
+                key = self._http.headers.get("Authorization", "").removeprefix("Bearer ")
         except TimeoutError:
             raise EngineLost(f"{method} {route} took more than {limit.total:g} s") from None
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise EngineLost(f"{method} {route}: {str(error) or type(error).__name__}") from None
+        if status >= 300 and key:
+            text = text.replace(key, "***")  # some servers repeat the headers of a request that they refuse
         if status >= 500 or status == 429:
             raise EngineLost(f"{method} {route} answered status {status}: {_error_text(text)}")
         if status >= 300:
@@ -262,7 +266,7 @@ def _error_text(text: str) -> str:
 
 def _remedy(status: int, text: str) -> str:
     if status == 401:
-        return "Give its key: inference.api_key_file, or PALAESTRA_INFERENCE_API_KEY"
+        return "Give its key: inference.api_key_file, or " + API_KEY_VARIABLE
     if status < 400:
         return "Give the address to which it redirects"
     if "--enable-scale-out" in text or status == 405:
@@ -326,17 +330,25 @@ def _compare_prompts(ours: list[int], theirs: list[int] | None) -> None:
 
 
 def read_api_key(path: Path | None, environment: str | None) -> str:
-    """The key of the engines; empty if there is none."""
+    """The key of the engines, from a file or else from the environment; empty if there is none."""
     if path is None:
-        return (environment or "").strip()
+        key = (environment or "").strip()
+        if key and not _fits_header(key):
+            reason = "holds characters that a key cannot have"
+            raise ConfigError(API_KEY_VARIABLE, "(hidden)", reason, "Set it to the key alone, in one line")
+        return key
     try:
-        key = path.read_text(encoding="utf-8").strip()
+        key = path.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise ConfigError("inference.api_key_file", str(path), reason) from None
-    if not key or not key.isprintable() or not key.isascii():
+    if not key or not _fits_header(key):
         raise ConfigError("inference.api_key_file", str(path), "holds no key", "Write the key into its first line")
     return key
+
+
+def _fits_header(key: str) -> bool:
+    return key.isprintable() and key.isascii()
 
 
 def mean_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:

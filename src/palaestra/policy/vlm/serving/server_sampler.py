@@ -33,11 +33,16 @@ from palaestra.policy.vlm.generation import Completion
 from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.vlm.sampler import InferenceConfig, ReplyRequest, SampledReply
 from palaestra.policy.vlm.serving.adapter_export import ExportedAdapter, adapter_weights, export_adapter
-from palaestra.policy.vlm.serving.engine import Engine, EngineRequest, PromptEncoder, read_api_key
+from palaestra.policy.vlm.serving.engine import (
+    API_KEY_VARIABLE,
+    Engine,
+    EngineRequest,
+    PromptEncoder,
+    read_api_key,
+)
 from palaestra.policy.vlm.serving.engine_pool import EnginePool, PublishedAdapter, SamplerCounts
 from palaestra.policy.vlm.serving.probe import ServedPolicy, WeightProbe
 
-API_KEY_VARIABLE = "PALAESTRA_INFERENCE_API_KEY"
 PICTURE_MEMORY_BYTES = 64 * 2**20
 ANSWERS_KEPT = 1024
 """Answers that are kept in case the same request comes again."""
