@@ -138,6 +138,23 @@ def test_a_version_that_the_engine_answers_with_the_old_adapter_is_refused_and_t
     assert sampler.sample([request(1)], temperature=1.0)[0].completion.versions[0] == 2
 
 
+def test_an_old_adapter_is_noticed_even_if_the_update_changes_less_than_the_tolerance(connect, server, policy):
+    sampler = connect(probe_tolerance=0.1)
+    sampler.publish(1, policy.trainable_state())
+    move(policy, seed=5, by=0.0005)
+    server.fault = "keeps old adapter"
+    with pytest.raises(
+        CollectorFailed, match=r"differs .* answers with the adapter of version 1\. Version 2"
+    ) as caught:
+        sampler.publish(2, policy.trainable_state())
+    difference = float(re.findall(r"learner by ([\d.]+) nats", str(caught.value))[0])
+    assert 0.001 < difference < 0.1
+    assert sampler.version == 1
+    server.fault = ""
+    sampler.publish(2, policy.trainable_state())
+    assert sampler.version == 2
+
+
 def test_an_adapter_that_fails_to_load_in_training_is_refused_with_the_engines_words(connect, server, policy):
     sampler = connect()
     sampler.publish(1, policy.trainable_state())

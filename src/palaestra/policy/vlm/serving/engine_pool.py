@@ -316,6 +316,9 @@ class EnginePool:
                 f"answers a probe of {model} with other log-probabilities than the learner: {result}, and "
                 f"inference.probe_tolerance is {self._probe.tolerance:g}; {why}"
             )
+        nearer = await asyncio.to_thread(self._probe.find_nearer, answers, result, others)
+        if nearer:
+            raise EngineRefused(f"differs in a probe of {model} from the learner by {result}: {nearer}")
         return result
 
     async def _sample_probe(self, engine: Engine, model: str) -> list[ProbeAnswer]:
