@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Interval in which lost engines are asked whether they are back, while none answers."""
+RETRY_S = 0.25
+"""Delay before a request is sent again to an engine that answers others, such as a busy one; doubled each time."""
 NO_ADAPTER = "the model without an adapter"
 
 
@@ -137,6 +139,8 @@ class EnginePool:
         if not self._model and len(served) == 1:
             self._model = served[0]
         if not self._model:
+            if not served:
+                raise ConfigError("inference.urls", engine.url, "the engine serves no model", "Start it with one")
             reason = f"{engine.url} serves several models"
             raise ConfigError("inference.model", None, reason, f"Name the one of model.name: {names}")
         if self._model not in served:
@@ -166,13 +170,13 @@ class EnginePool:
         attempt = 0
         while True:
             engine = await self._route(request.session, adapter)
-            generation = engine.generation
+            generation, failed = engine.generation, False
             try:
                 return await engine.sample(
                     request, model=adapter.name, temperature=temperature, max_new_tokens=self._max_tokens
                 )
             except EngineLost as error:
-                reason = str(error)
+                reason, failed = str(error), True
                 if not await engine.answers():
                     # Not one of the attempts: the time without an engine is bounded instead.
                     self._mark_lost(engine, reason)
@@ -188,6 +192,8 @@ class EnginePool:
             if attempt > self._config.retries:
                 raise CollectorFailed(f"{engine.url} failed {attempt} times to answer a request, the last: {reason}.")
             self.counts.retries += 1
+            if failed:
+                await asyncio.sleep(RETRY_S * 2 ** (attempt - 1))
 
     # Engines
 
