@@ -238,12 +238,12 @@ class TokenUpdater:
             with torch.no_grad():
                 for parameter, weight in zip(self.parameters, weights, strict=True):
                     own_part(parameter.detach()).copy_(weight)
-                for parameter in list(self._adamw.state):
-                    if parameter not in moments:
-                        del self._adamw.state[parameter]
+                for key, present in list(self._adamw.state.items()):
+                    if key not in moments:
+                        del self._adamw.state[key]
                         continue
-                    for name, part in moments[parameter].items():
-                        own_part(self._adamw.state[parameter][name]).copy_(part)
+                    for name, part in moments[key].items():
+                        own_part(present[name]).copy_(part)
 
         return undo
 
