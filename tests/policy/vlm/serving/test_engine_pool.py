@@ -10,6 +10,7 @@ from concurrent.futures import wait
 import pytest
 from tests.policy.vlm.serving.conftest import MODEL, move, picture, request, tokens
 
+from palaestra.errors import CollectorFailed
 from palaestra.policy.vlm import Conversation, PastTurn
 from palaestra.policy.vlm.sampler import ReplyRequest
 from palaestra.policy.vlm.serving.small_server import SmallServer
@@ -94,6 +95,19 @@ def connect_once(connect, server, policy):
     sampler = connect(server.url)
     sampler.publish(1, policy.trainable_state())
     return sampler
+
+
+def test_a_version_that_one_of_two_engines_refuses_is_taken_back_from_the_other(connect, policy, server, second):
+    sampler = connect(server.url, second.url)
+    sampler.publish(1, policy.trainable_state())
+    move(policy, seed=2)
+    second.fault = "refuses adapters"
+    with pytest.raises(CollectorFailed, match=rf"^{second.url} did not load adapter .*Version 2 is refused"):
+        sampler.publish(2, policy.trainable_state())
+    assert [[name.rpartition("-")[2] for name in one.adapters] for one in (server, second)] == [["v1"], ["v1"]]
+    assert [path.name[:3] for path in sampler._directory.iterdir()] == ["v1-"]
+    replies = sampler.sample([request(number) for number in range(6)], temperature=1.0)
+    assert {int(version) for reply in replies for version in reply.completion.versions} == {1}
 
 
 def test_an_adapter_stays_loaded_while_a_request_uses_it(connect, policy, server):

@@ -71,6 +71,19 @@ def test_an_engine_that_makes_other_tokens_of_a_prompt_is_refused(connect, serve
     assert (made, place) == (ours + 1, ours)  # one token more, at the end
 
 
+def test_an_engine_without_the_route_for_pictures_is_refused_with_the_flag_that_adds_it(
+    connect, server, policy, monkeypatch
+):
+    real = server.answer
+
+    def answer(method, route, body, headers):
+        return real(method, "/nowhere" if "generate" in route else route, body, headers)
+
+    monkeypatch.setattr(server, "answer", answer)
+    text = refused(connect(), policy)
+    assert text.endswith("Start the engine with --enable-scale-out, which pictures need.")
+
+
 def test_an_engine_that_refuses_adapters_is_refused_with_the_flags_to_start_it_with(connect, server, policy):
     server.fault = "refuses adapters"
     text = refused(connect(), policy)

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import aiohttp
 
 API_KEY_VARIABLE = "PALAESTRA_INFERENCE_API_KEY"
+GENERATE = "/inference/v1/generate"
+"""Route for prompts with pictures, which vLLM has with --enable-scale-out only."""
 CONNECT_S = 10.0
 """Time limit of a connection."""
 ANSWER_S = 30.0
@@ -191,7 +193,7 @@ class Engine:
                 "return_token_ids": True,
                 "sampling_params": sampling,
             }
-            answer = await self._call("POST", "/inference/v1/generate", body, headers=headers)
+            answer = await self._call("POST", GENERATE, body, headers=headers)
             return self._check(_read_reply(answer, request.prompt, model, _generated_log_probs), max_new_tokens)
         body = {"model": model, "prompt": request.collapsed, "return_token_ids": True, **sampling}
         answer = await self._call("POST", "/v1/completions", body, headers=headers)
@@ -237,7 +239,7 @@ class Engine:
             raise EngineLost(f"{method} {route} answered status {status}: {_error_text(text)}")
         if status >= 300:
             raise EngineRefused(f"answered {method} {route} with status {status}: {_error_text(text)}",
-                                _remedy(status, text), status=status)  # fmt: skip
+                                _remedy(status, route, text), status=status)  # fmt: skip
         try:
             return json.loads(text) if text.startswith(("{", "[")) else None
         except (ValueError, RecursionError):
@@ -264,12 +266,13 @@ def _error_text(text: str) -> str:
     return line if len(line) <= 300 else f"{line[:297]}..."
 
 
-def _remedy(status: int, text: str) -> str:
+def _remedy(status: int, route: str, text: str) -> str:
     if status == 401:
         return "Give its key: inference.api_key_file, or " + API_KEY_VARIABLE
     if status < 400:
         return "Give the address to which it redirects"
-    if "--enable-scale-out" in text or status == 405:
+    missing = status in (404, 405) and route == GENERATE and "does not exist" not in text
+    if missing or "--enable-scale-out" in text:
         return "Start the engine with --enable-scale-out, which pictures need"
     if "maximum context length" in text or "max_model_len" in text:
         return "Start the engine with a larger --max-model-len, or lower model.history"
