@@ -26,7 +26,6 @@ from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.vlm.sampler import InferenceConfig
 from palaestra.policy.vlm.serving.adapter_export import ExportedAdapter, without_effect
 from palaestra.policy.vlm.serving.engine import (
-    ANSWER_S,
     Engine,
     EngineLost,
     EngineRefused,
@@ -40,6 +39,8 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Interval in which lost engines are asked whether they are back, while none answers."""
+CLOSE_S = 5.0
+"""Time limit of unloading all adapters at the end: the last checkpoint is saved after it."""
 RETRY_S = 0.25
 """Delay before a request is sent again to an engine that answers others, such as a busy one; doubled each time."""
 NO_ADAPTER = "the model without an adapter"
@@ -110,6 +111,8 @@ class EnginePool:
         self._recovery = asyncio.Lock()
         self._silent_since: float | None = None
         """When the last engine was lost; None while one answers."""
+        self.closing = False
+        """Requests that are withdrawn unload nothing any more; `close` does."""
         self.counts = SamplerCounts()
         self.notices: list[str] = []
         """What went wrong and was put right, in words."""
@@ -341,6 +344,8 @@ class EnginePool:
 
     async def _unload_unused(self) -> None:
         """Unload adapters that are neither current nor used by a request in flight."""
+        if self.closing:
+            return
         unused = [one for one in self._published if one is not self.current and not one.in_flight]
         self._published = [one for one in self._published if one not in unused]
         for adapter in unused:
@@ -356,7 +361,7 @@ class EnginePool:
     async def close(self) -> None:
         """Unload every adapter; engines that do not answer keep theirs."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(CLOSE_S):
                 for adapter in self._published:
                     await self._unload(adapter)
 

@@ -218,6 +218,7 @@ class ServerSampler:
         )
 
     async def _shut_down(self) -> None:
+        self._pool.closing = True
         current = asyncio.current_task()
         others = [task for task in asyncio.all_tasks() if task is not current]
         for task in others:
