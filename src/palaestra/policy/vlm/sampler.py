@@ -162,7 +162,7 @@ class ConcurrentSampler(ReplySampler, Protocol):
     """A sampler that takes requests one by one at any time and batches them itself."""
 
     def submit(self, request: ReplyRequest, *, temperature: float) -> Future[SampledReply]:
-        """Start sampling a reply. Cancelling the future withdraws the request."""
+        """Start sampling a reply. Cancelling the future drops the reply; the sampler may finish it all the same."""
 
 
 def sample_replies(policy: Any, requests: Sequence[ReplyRequest], temperature: float) -> list[SampledReply]:

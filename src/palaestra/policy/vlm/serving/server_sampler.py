@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from safetensors import SafetensorError
 from torch import Tensor
 
 from palaestra.errors import CollectorFailed, ConfigError
@@ -175,9 +176,11 @@ class ServerSampler:
         path = self._directory / f"{name}-{secrets.token_hex(2)}"
         try:
             return export_adapter(self._policy.learner, weights, path)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise CollectorFailed(
-                f"adapter {name} cannot be written to {self._directory} ({error.strerror})."
+                f"adapter {name} cannot be written to {self._directory} ({reason}). Free space there, or name another "
+                "inference.adapter_directory, and resume the run."
             ) from None
 
     async def _answer(self, request: ReplyRequest, temperature: float) -> SampledReply:
