@@ -8,7 +8,7 @@ export PYTHONHASHSEED  ?= 0
 QT_LIBRARIES := libegl1 libgl1 libx11-6 libxkbcommon0 libfontconfig1 libfreetype6 libglib2.0-0 libdbus-1-3 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser desktop sshd demo demo-cartpole test test-slow test-kubernetes test-vllm check fmt bench bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
+.PHONY: help setup browser desktop sshd demo demo-cartpole test test-slow test-kubernetes test-vllm check fmt bench bench-cores bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
 
 help:           ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

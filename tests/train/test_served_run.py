@@ -96,7 +96,12 @@ def test_an_engine_that_dies_in_a_batch_fails_the_run_in_words_and_nothing_is_le
     [
         ({"inference": {"urls": []}}, "backend: server needs urls"),
         ({"inference": {"urls": ["127.0.0.1:8000"]}}, "is not a URL such as"),
+        ({"inference": {"urls": ["ftp://127.0.0.1:8000"]}}, "is not a URL such as"),
+        ({"inference": {"urls": ["http://127.0.0.1:99999"]}}, "is not a URL such as"),
+        ({"inference": {"urls": ["http://[::1"]}}, "is not a URL such as"),
+        ({"inference": {"urls": ["http://127.0.0.1:8000?model=a"]}}, "is not a URL such as"),
         ({"inference": {"urls": ["http://me:secret@127.0.0.1:1"]}}, "use api_key_file"),
+        ({"inference": {"device": "cpu"}}, "device has no effect with backend: server"),
         ({"inference": {"backend": "thread"}}, "urls counts only with backend: server"),
         ({"inference": {"probe_tolerance": 0}}, "probe_tolerance"),
     ],

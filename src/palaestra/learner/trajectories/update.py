@@ -227,8 +227,9 @@ class TokenUpdater:
     def _undo_point(self) -> Callable[[], None]:
         """A function that restores the present weights and optimiser state."""
         weights = [own_part(parameter.detach()).cpu().clone() for parameter in self.parameters]
+        # In main memory, as the weights: on a GPU a copy of the moments of a whole model would not fit.
         moments: dict[Tensor, dict[str, Tensor]] = {
-            parameter: {name: part.clone() for name, part in self._adamw.state[parameter].items()}
+            parameter: {name: own_part(part).cpu().clone() for name, part in self._adamw.state[parameter].items()}
             for parameter in self.parameters
             if parameter in self._adamw.state
         }
@@ -237,8 +238,12 @@ class TokenUpdater:
             with torch.no_grad():
                 for parameter, weight in zip(self.parameters, weights, strict=True):
                     own_part(parameter.detach()).copy_(weight)
-            self._adamw.state.clear()
-            self._adamw.state.update(moments)
+                for key, present in list(self._adamw.state.items()):
+                    if key not in moments:
+                        del self._adamw.state[key]
+                        continue
+                    for name, part in moments[key].items():
+                        own_part(present[name]).copy_(part)
 
         return undo
 

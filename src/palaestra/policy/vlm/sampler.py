@@ -92,10 +92,10 @@ class InferenceConfig(Section):
     def _check_urls(cls, given: tuple[str, ...]) -> tuple[str, ...]:
         urls = tuple(url.rstrip("/").removesuffix("/v1") for url in given)
         for url in urls:
-            if not re.match(r"https?://[^/\s]", url):
-                raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
-            if "@" in urlsplit(url).netloc:
+            if "@" in url:
                 raise ValueError("holds a user or password, which would be stored with the run: use api_key_file")
+            if not _is_base_url(url):
+                raise ValueError(f"{url!r} is not a URL such as http://127.0.0.1:8000")
         if len(set(urls)) != len(urls):
             raise ValueError("names an engine twice")
         return urls
@@ -106,6 +106,8 @@ class InferenceConfig(Section):
             raise ValueError("backend: server needs urls, the addresses of the engines")
         if self.backend != "server" and self.urls:
             raise ValueError("urls counts only with backend: server")
+        if self.backend == "server" and self.device is not None:
+            raise ValueError("device has no effect with backend: server, whose engines have their own: leave it out")
         return self
 
     @field_validator("device", mode="before")
@@ -114,6 +116,20 @@ class InferenceConfig(Section):
         if value is not None:
             check_device_name(value, place="inference.device")
         return value
+
+
+def _is_base_url(url: str) -> bool:
+    """Whether routes can be appended to it."""
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme in ("http", "https")
+            and bool(parts.hostname)
+            and parts.port != 0
+            and not re.search(r"[?#\s]", url)
+        )
+    except ValueError:  # a port that is not a number, or too high
+        return False
 
 
 @dataclass(frozen=True)
@@ -146,7 +162,7 @@ class ConcurrentSampler(ReplySampler, Protocol):
     """A sampler that takes requests one by one at any time and batches them itself."""
 
     def submit(self, request: ReplyRequest, *, temperature: float) -> Future[SampledReply]:
-        """Start sampling a reply. Cancelling the future withdraws the request."""
+        """Start sampling a reply. Cancelling the future drops the reply; the sampler may finish it all the same."""
 
 
 def sample_replies(policy: Any, requests: Sequence[ReplyRequest], temperature: float) -> list[SampledReply]:

@@ -4,11 +4,13 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 from concurrent.futures import wait
 
 import pytest
 from tests.policy.vlm.serving.conftest import MODEL, move, picture, request, tokens
 
+from palaestra.errors import CollectorFailed
 from palaestra.policy.vlm import Conversation, PastTurn
 from palaestra.policy.vlm.sampler import ReplyRequest
 from palaestra.policy.vlm.serving.small_server import SmallServer
@@ -95,6 +97,19 @@ def connect_once(connect, server, policy):
     return sampler
 
 
+def test_a_version_that_one_of_two_engines_refuses_is_taken_back_from_the_other(connect, policy, server, second):
+    sampler = connect(server.url, second.url)
+    sampler.publish(1, policy.trainable_state())
+    move(policy, seed=2)
+    second.fault = "refuses adapters"
+    with pytest.raises(CollectorFailed, match=rf"^{second.url} did not load adapter .*Version 2 is refused"):
+        sampler.publish(2, policy.trainable_state())
+    assert [[name.rpartition("-")[2] for name in one.adapters] for one in (server, second)] == [["v1"], ["v1"]]
+    assert [path.name[:3] for path in sampler._directory.iterdir()] == ["v1-"]
+    replies = sampler.sample([request(number) for number in range(6)], temperature=1.0)
+    assert {int(version) for reply in replies for version in reply.completion.versions} == {1}
+
+
 def test_an_adapter_stays_loaded_while_a_request_uses_it(connect, policy, server):
     sampler = connect()
     sampler.publish(1, policy.trainable_state())
@@ -105,6 +120,28 @@ def test_an_adapter_stays_loaded_while_a_request_uses_it(connect, policy, server
     assert set(versions) <= {1, 2}
     assert sampler.sample([request(99)], temperature=1.0)[0].completion.versions[0] == 2
     assert [name.rpartition("-")[2] for name in server.adapters] == ["v2"]
+
+
+def test_a_version_that_is_published_while_a_request_is_encoded_answers_it(connect, policy, server):
+    sampler = connect()
+    sampler.publish(1, policy.trainable_state())
+    real, started, resume = sampler._encoder.encode, threading.Event(), threading.Event()
+
+    def encode(prompt, **settings):
+        if not started.is_set():
+            started.set()
+            resume.wait()
+        return real(prompt, **settings)
+
+    sampler._encoder.encode = encode
+    waiting = sampler.submit(request(1), temperature=1.0)
+    started.wait()
+    move(policy, seed=4)
+    sampler.publish(2, policy.trainable_state())
+    resume.set()
+    # Not version 1, which is unloaded and whose files are gone.
+    assert set(waiting.result().completion.versions.tolist()) == {2}
+    assert sampler.counts.retries == 0
 
 
 def test_requests_are_under_way_at_once_up_to_the_limit(connect, policy, server):

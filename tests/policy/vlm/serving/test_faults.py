@@ -71,6 +71,19 @@ def test_an_engine_that_makes_other_tokens_of_a_prompt_is_refused(connect, serve
     assert (made, place) == (ours + 1, ours)  # one token more, at the end
 
 
+def test_an_engine_without_the_route_for_pictures_is_refused_with_the_flag_that_adds_it(
+    connect, server, policy, monkeypatch
+):
+    real = server.answer
+
+    def answer(method, route, body, headers):
+        return real(method, "/nowhere" if "generate" in route else route, body, headers)
+
+    monkeypatch.setattr(server, "answer", answer)
+    text = refused(connect(), policy)
+    assert text.endswith("Start the engine with --enable-scale-out, which pictures need.")
+
+
 def test_an_engine_that_refuses_adapters_is_refused_with_the_flags_to_start_it_with(connect, server, policy):
     server.fault = "refuses adapters"
     text = refused(connect(), policy)
@@ -103,6 +116,23 @@ def test_a_key_is_sent_and_a_missing_one_is_asked_for_and_no_message_shows_it(
         connect(api_key_file=tmp_path / "missing")
 
 
+def test_a_key_that_no_header_can_hold_is_refused_without_being_shown(connect, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_INFERENCE_API_KEY", "first-line\nsecond-line")
+    with pytest.raises(ConfigError, match=r"PALAESTRA_INFERENCE_API_KEY .*holds characters") as caught:
+        connect()
+    assert "line" not in str(caught.value).replace("in one line", "")
+    assert not [thread for thread in threading.enumerate() if thread.name == "palaestra-engines"]
+
+
+def test_an_engine_that_repeats_the_key_in_its_error_does_not_make_us_show_it(connect, server, policy, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_INFERENCE_API_KEY", "engine-key-12345")
+    server.api_key = "another"
+    monkeypatch.setattr(server, "answer", lambda *request: {}["Authorization: Bearer engine-key-12345"])
+    text = refused(connect(), policy)
+    assert "Authorization: Bearer ***" in text
+    assert "engine-key" not in text
+
+
 def test_a_version_that_the_engine_answers_with_the_old_adapter_is_refused_and_the_old_one_goes_on(
     connect, server, policy
 ):
@@ -121,6 +151,23 @@ def test_a_version_that_the_engine_answers_with_the_old_adapter_is_refused_and_t
     assert sampler.sample([request(1)], temperature=1.0)[0].completion.versions[0] == 2
 
 
+def test_an_old_adapter_is_noticed_even_if_the_update_changes_less_than_the_tolerance(connect, server, policy):
+    sampler = connect(probe_tolerance=0.1)
+    sampler.publish(1, policy.trainable_state())
+    move(policy, seed=5, by=0.0005)
+    server.fault = "keeps old adapter"
+    with pytest.raises(
+        CollectorFailed, match=r"differs .* answers with the adapter of version 1\. Version 2"
+    ) as caught:
+        sampler.publish(2, policy.trainable_state())
+    difference = float(re.findall(r"learner by ([\d.]+) nats", str(caught.value))[0])
+    assert 0.001 < difference < 0.1
+    assert sampler.version == 1
+    server.fault = ""
+    sampler.publish(2, policy.trainable_state())
+    assert sampler.version == 2
+
+
 def test_an_adapter_that_fails_to_load_in_training_is_refused_with_the_engines_words(connect, server, policy):
     sampler = connect()
     sampler.publish(1, policy.trainable_state())
@@ -128,6 +175,59 @@ def test_an_adapter_that_fails_to_load_in_training_is_refused_with_the_engines_w
     with pytest.raises(CollectorFailed, match=r"did not load adapter .*its rank or layers do not fit this model"):
         sampler.publish(2, policy.trainable_state())
     assert sampler.version == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"token_ids": [5, 10**12]}, "returned token 1000000000000, which may not be drawn"),
+        ({"token_ids": [5, -1]}, "returned token -1, which may not be drawn"),
+        ({"token_ids": list(range(20, 29))}, "returned 9 tokens for a reply of at most 8"),
+        ({"token_ids": [5, float("inf")]}, "returned no token ids"),
+        ({"token_ids": None}, "returned no token ids"),
+        ({"prompt_token_ids": 5}, "returned no token ids"),
+        ({"logprobs": {"content": [{"logprob": float("nan")}] * 2}}, "returned unusable log-probabilities for 2"),
+        ({"logprobs": {"content": [{"logprob": 1.0}] * 2}}, "returned unusable log-probabilities for 2"),
+        ({"logprobs": {"content": [{"logprob": -1.0}] * 3}}, "returned unusable log-probabilities for 2"),
+        ({"logprobs": [3]}, "returned no log-probabilities for 2"),
+    ],
+)
+def test_an_answer_that_the_learner_cannot_use_ends_the_request_in_words(
+    connect, server, policy, monkeypatch, change, message
+):
+    sampler, real = connect(), server._reply
+    sampler.publish(1, policy.trainable_state())
+
+    def reply(*request):
+        answer = real(*request)
+        (choice,) = answer["choices"]
+        choice["token_ids"] = [20, 21]
+        choice |= {"logprobs": {"content": [{"logprob": -1.0}] * len(change.get("token_ids") or [20, 21])}} | change
+        return answer
+
+    monkeypatch.setattr(server, "_reply", reply)
+    with pytest.raises(CollectorFailed, match=f"^{server.url} {message}"):
+        sampler.sample([request(1)], temperature=1.0)
+
+
+def test_a_reply_that_goes_on_after_its_end_is_refused(connect, server, policy, monkeypatch):
+    sampler, real, end = connect(), server._reply, min(policy.rules.ends)
+    sampler.publish(1, policy.trainable_state())
+
+    def reply(*request):
+        answer = real(*request)
+        answer["choices"][0] |= {"token_ids": [end, 21], "logprobs": {"content": [{"logprob": -1.0}] * 2}}
+        return answer
+
+    monkeypatch.setattr(server, "_reply", reply)
+    with pytest.raises(CollectorFailed, match="went on with a reply after an end token"):
+        sampler.sample([request(1)], temperature=1.0)
+
+
+def test_an_answer_without_end_is_not_read_to_its_end(connect, server, policy, monkeypatch):
+    monkeypatch.setattr("palaestra.policy.vlm.serving.engine.MAX_ANSWER_BYTES", 1000)
+    monkeypatch.setattr(server, "served_name", "x" * 2000)
+    assert "it sends an answer of more than 1,000 bytes" in refused(connect(), policy)
 
 
 def test_a_broken_connection_repeats_the_request_and_its_answer_enters_once(connect, server, policy):

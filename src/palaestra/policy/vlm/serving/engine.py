@@ -26,12 +26,17 @@ from palaestra.policy.vlm.prompt import Prompt
 if TYPE_CHECKING:
     import aiohttp
 
+API_KEY_VARIABLE = "PALAESTRA_INFERENCE_API_KEY"
+GENERATE = "/inference/v1/generate"
+"""Route for prompts with pictures, which vLLM has with --enable-scale-out only."""
 CONNECT_S = 10.0
 """Time limit of a connection."""
 ANSWER_S = 30.0
 """Time limit of a question that needs no computation; a busy engine takes seconds."""
 LEAST_LOG_PROB = -9000.0
 """vLLM returns -9999 for a log-probability that is minus infinity or not a number."""
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Maximum size of an answer; one of 10,000 tokens takes a few MB."""
 FORBID = -100.0
 """The bias of a token that must not be drawn; the lowest that the API allows."""
 
@@ -58,8 +63,8 @@ class EngineRequest:
     pictures: tuple[str, ...]
     """As `data:` URLs, at the size at which the model sees them."""
     seed: int
-    request_id: str
-    session: str
+    request_id: str = ""
+    session: str = ""
     """Name of the episode, for engines that consist of several."""
 
 
@@ -81,11 +86,11 @@ class PromptEncoder:
         self._preprocessor, self._image_token = preprocessor, image_token
         self._urls: LRUCache[str] = LRUCache(memory_bytes)
 
-    def encode(self, prompt: Prompt, *, seed: int, request_id: str, session: str) -> EngineRequest:
-        """The request for a prompt."""
+    def encode(self, prompt: Prompt, *, seed: int) -> EngineRequest:
+        """The request for a prompt, without names."""
         collapsed = tuple(self._collapse(prompt)) if prompt.pictures else tuple(prompt.ids.tolist())
         urls = tuple(self._picture_url(picture) for picture in prompt.pictures)
-        return EngineRequest(prompt, collapsed, urls, seed, request_id, session)
+        return EngineRequest(prompt, collapsed, urls, seed)
 
     def _collapse(self, prompt: Prompt) -> list[int]:
         assert self._preprocessor is not None
@@ -111,7 +116,10 @@ class PromptEncoder:
 class Engine:
     """One inference server. Bound to the event loop of its HTTP session."""
 
-    def __init__(self, url: str, http: aiohttp.ClientSession, rules: TokenRules, *, timeout_s: float) -> None:
+    def __init__(
+        self, url: str, http: aiohttp.ClientSession, rules: TokenRules, vocabulary: int, *, timeout_s: float
+    ) -> None:
+        """`vocabulary`: number of token ids of the learner's model."""
         self.url = url
         self.lost = ""
         """Why it cannot be used at present; empty if it can."""
@@ -119,6 +127,7 @@ class Engine:
         """How many times it has lost its adapters and got them again."""
         self._http, self._rules, self._timeout_s = http, rules, timeout_s
         self._bias = dict.fromkeys(map(str, rules.forbidden), FORBID)
+        self._vocabulary, self._forbidden = range(vocabulary), frozenset(rules.forbidden)
 
     async def list_models(self) -> list[str]:
         """Names of the models it serves, without adapters."""
@@ -184,11 +193,23 @@ class Engine:
                 "return_token_ids": True,
                 "sampling_params": sampling,
             }
-            answer = await self._call("POST", "/inference/v1/generate", body, headers=headers)
-            return _read_reply(answer, request.prompt, model, _generated_log_probs)
+            answer = await self._call("POST", GENERATE, body, headers=headers)
+            return self._check(_read_reply(answer, request.prompt, model, _generated_log_probs), max_new_tokens)
         body = {"model": model, "prompt": request.collapsed, "return_token_ids": True, **sampling}
         answer = await self._call("POST", "/v1/completions", body, headers=headers)
-        return _read_reply(answer, request.prompt, model, _completed_log_probs)
+        return self._check(_read_reply(answer, request.prompt, model, _completed_log_probs), max_new_tokens)
+
+    def _check(self, reply: EngineReply, max_new_tokens: int) -> EngineReply:
+        """The reply; `EngineRefused` if it has tokens that the learner cannot have sampled."""
+        token_ids, remedy = reply.token_ids, "Serve the model of model.name with vLLM"
+        if len(token_ids) > max_new_tokens:
+            raise EngineRefused(f"returned {len(token_ids)} tokens for a reply of at most {max_new_tokens}", remedy)
+        wrong = [token for token in token_ids if token not in self._vocabulary or token in self._forbidden]
+        if wrong:
+            raise EngineRefused(f"returned token {wrong[0]}, which may not be drawn", remedy)
+        if not self._rules.ends.isdisjoint(token_ids[:-1]):
+            raise EngineRefused("went on with a reply after an end token", remedy)
+        return reply
 
     async def _call(
         self,
@@ -203,21 +224,35 @@ class Engine:
 
         limit = aiohttp.ClientTimeout(total=timeout_s or self._timeout_s, sock_connect=CONNECT_S)
         try:
-            async with self._http.request(method, self.url + route, json=body, headers=headers, timeout=limit) as got:
-                status, text = got.status, (await got.read()).decode(errors="replace")
+            async with self._http.request(
+                method, self.url + route, json=body, headers=headers, timeout=limit, allow_redirects=False
+            ) as got:
+                status, text = got.status, (await _read_body(got)).decode(errors="replace")
+                key = self._http.headers.get("Authorization", "").removeprefix("Bearer ")
         except TimeoutError:
             raise EngineLost(f"{method} {route} took more than {limit.total:g} s") from None
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise EngineLost(f"{method} {route}: {str(error) or type(error).__name__}") from None
+        if status >= 300 and key:
+            text = text.replace(key, "***")  # some servers repeat the headers of a request that they refuse
         if status >= 500 or status == 429:
             raise EngineLost(f"{method} {route} answered status {status}: {_error_text(text)}")
-        if status >= 400:
+        if status >= 300:
             raise EngineRefused(f"answered {method} {route} with status {status}: {_error_text(text)}",
-                                _remedy(status, text), status=status)  # fmt: skip
+                                _remedy(status, route, text), status=status)  # fmt: skip
         try:
             return json.loads(text) if text.startswith(("{", "[")) else None
-        except ValueError:
+        except (ValueError, RecursionError):
             raise EngineRefused(f"answered {method} {route} with text that is not JSON", "Give a vLLM server") from None
+
+
+async def _read_body(answer: aiohttp.ClientResponse) -> bytes:
+    body = bytearray()
+    async for part in answer.content.iter_chunked(2**16):
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            raise EngineRefused(f"sends an answer of more than {MAX_ANSWER_BYTES:,} bytes", "Give a vLLM server")
+    return bytes(body)
 
 
 def _error_text(text: str) -> str:
@@ -231,10 +266,13 @@ def _error_text(text: str) -> str:
     return line if len(line) <= 300 else f"{line[:297]}..."
 
 
-def _remedy(status: int, text: str) -> str:
+def _remedy(status: int, route: str, text: str) -> str:
     if status == 401:
-        return "Give its key: inference.api_key_file, or PALAESTRA_INFERENCE_API_KEY"
-    if "--enable-scale-out" in text or status == 405:
+        return "Give its key: inference.api_key_file, or " + API_KEY_VARIABLE
+    if status < 400:
+        return "Give the address to which it redirects"
+    missing = status in (404, 405) and route == GENERATE and "does not exist" not in text
+    if missing or "--enable-scale-out" in text:
         return "Start the engine with --enable-scale-out, which pictures need"
     if "maximum context length" in text or "max_model_len" in text:
         return "Start the engine with a larger --max-model-len, or lower model.history"
@@ -256,8 +294,9 @@ def _read_reply(answer: Any, prompt: Prompt, model: str, read_log_probs: Any) ->
         token_ids = [int(token) for token in choice["token_ids"]]
         # `/v1/completions` returns the ids of the prompt in the choice, the other route beside the choices.
         ids = choice.get("prompt_token_ids") or answer.get("prompt_token_ids")
+        prompt_ids = None if ids is None else [int(token) for token in ids]
         name, reason = str(answer["model"]), choice["finish_reason"]
-    except (KeyError, IndexError, TypeError, ValueError):
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError):
         raise EngineRefused("returned no token ids", "Use a version of vLLM that knows return_token_ids") from None
     if name != model:
         raise EngineRefused(f"answered as {name!r} to a request for {model!r}", "Give the URL of one vLLM server")
@@ -265,22 +304,27 @@ def _read_reply(answer: Any, prompt: Prompt, model: str, read_log_probs: Any) ->
         raise EngineLost(f"ended a reply after {len(token_ids)} tokens for the reason {reason!r}")
     try:
         log_probs = read_log_probs(choice)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         log_probs = []
     if len(log_probs) != len(token_ids) or not all(LEAST_LOG_PROB < one <= 1e-3 for one in log_probs):
         state = "no" if not log_probs else "unusable"
         remedy = "Use an engine that returns those of sampled tokens; vLLM does, unless --max-logprobs forbids it"
         raise EngineRefused(f"returned {state} log-probabilities for {len(token_ids)} tokens", remedy)
-    _compare_prompts(prompt.ids.tolist(), ids)
-    usage = answer.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
-    return EngineReply(token_ids, [min(0.0, one) for one in log_probs], int(details.get("cached_tokens") or 0))
+    _compare_prompts(prompt.ids.tolist(), prompt_ids)
+    return EngineReply(token_ids, [min(0.0, one) for one in log_probs], _read_cached_tokens(answer))
 
 
-def _compare_prompts(ours: list[int], theirs: Sequence[int] | None) -> None:
+def _read_cached_tokens(answer: dict[str, Any]) -> int:
+    try:
+        return int(answer["usage"]["prompt_tokens_details"]["cached_tokens"] or 0)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return 0  # only a metric
+
+
+def _compare_prompts(ours: list[int], theirs: list[int] | None) -> None:
     if theirs is None:
         raise EngineRefused("did not return the prompt's token ids", "Use a version of vLLM that knows them")
-    if ours == list(theirs):
+    if ours == theirs:
         return
     pairs = zip(ours, theirs, strict=False)
     place = next((at for at, (mine, other) in enumerate(pairs) if mine != other), min(len(ours), len(theirs)))
@@ -289,17 +333,25 @@ def _compare_prompts(ours: list[int], theirs: Sequence[int] | None) -> None:
 
 
 def read_api_key(path: Path | None, environment: str | None) -> str:
-    """The key of the engines; empty if there is none."""
+    """The key of the engines, from a file or else from the environment; empty if there is none."""
     if path is None:
-        return (environment or "").strip()
+        key = (environment or "").strip()
+        if key and not _fits_header(key):
+            reason = "holds characters that a key cannot have"
+            raise ConfigError(API_KEY_VARIABLE, "(hidden)", reason, "Set it to the key alone, in one line")
+        return key
     try:
-        key = path.read_text(encoding="utf-8").strip()
+        key = path.expanduser().read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
         raise ConfigError("inference.api_key_file", str(path), reason) from None
-    if not key or not key.isprintable() or not key.isascii():
+    if not key or not _fits_header(key):
         raise ConfigError("inference.api_key_file", str(path), "holds no key", "Write the key into its first line")
     return key
+
+
+def _fits_header(key: str) -> bool:
+    return key.isprintable() and key.isascii()
 
 
 def mean_difference(ours: Sequence[float], theirs: Sequence[float]) -> float:

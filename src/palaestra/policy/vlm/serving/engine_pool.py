@@ -16,7 +16,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -26,7 +26,6 @@ from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.vlm.sampler import InferenceConfig
 from palaestra.policy.vlm.serving.adapter_export import ExportedAdapter, without_effect
 from palaestra.policy.vlm.serving.engine import (
-    ANSWER_S,
     Engine,
     EngineLost,
     EngineRefused,
@@ -40,6 +39,10 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.5
 """Interval in which lost engines are asked whether they are back, while none answers."""
+CLOSE_S = 5.0
+"""Time limit of unloading all adapters at the end: the last checkpoint is saved after it."""
+RETRY_S = 0.25
+"""Delay before a request is sent again to an engine that answers others, such as a busy one; doubled each time."""
 NO_ADAPTER = "the model without an adapter"
 
 
@@ -108,6 +111,8 @@ class EnginePool:
         self._recovery = asyncio.Lock()
         self._silent_since: float | None = None
         """When the last engine was lost; None while one answers."""
+        self.closing = False
+        """Requests that are withdrawn unload nothing any more; `close` does."""
         self.counts = SamplerCounts()
         self.notices: list[str] = []
         """What went wrong and was put right, in words."""
@@ -137,6 +142,8 @@ class EnginePool:
         if not self._model and len(served) == 1:
             self._model = served[0]
         if not self._model:
+            if not served:
+                raise ConfigError("inference.urls", engine.url, "the engine serves no model", "Start it with one")
             reason = f"{engine.url} serves several models"
             raise ConfigError("inference.model", None, reason, f"Name the one of model.name: {names}")
         if self._model not in served:
@@ -145,9 +152,12 @@ class EnginePool:
 
     # Replies
 
-    async def sample(self, request: EngineRequest, adapter: PublishedAdapter, *, temperature: float) -> EngineReply:
-        """Sample a reply with an adapter; it stays loaded until then."""
+    def hold(self, adapter: PublishedAdapter) -> None:
+        """Keep an adapter loaded until `sample` has used it once."""
         adapter.in_flight += 1
+
+    async def sample(self, request: EngineRequest, adapter: PublishedAdapter, *, temperature: float) -> EngineReply:
+        """Sample a reply with an adapter that is held; releases it."""
         try:
             reply = await self._ask_until_answered(request, adapter, temperature)
         finally:
@@ -163,13 +173,13 @@ class EnginePool:
         attempt = 0
         while True:
             engine = await self._route(request.session, adapter)
-            generation = engine.generation
+            generation, failed = engine.generation, False
             try:
                 return await engine.sample(
                     request, model=adapter.name, temperature=temperature, max_new_tokens=self._max_tokens
                 )
             except EngineLost as error:
-                reason = str(error)
+                reason, failed = str(error), True
                 if not await engine.answers():
                     # Not one of the attempts: the time without an engine is bounded instead.
                     self._mark_lost(engine, reason)
@@ -185,6 +195,8 @@ class EnginePool:
             if attempt > self._config.retries:
                 raise CollectorFailed(f"{engine.url} failed {attempt} times to answer a request, the last: {reason}.")
             self.counts.retries += 1
+            if failed:
+                await asyncio.sleep(RETRY_S * 2 ** (attempt - 1))
 
     # Engines
 
@@ -313,6 +325,9 @@ class EnginePool:
                 f"answers a probe of {model} with other log-probabilities than the learner: {result}, and "
                 f"inference.probe_tolerance is {self._probe.tolerance:g}; {why}"
             )
+        nearer = await asyncio.to_thread(self._probe.find_nearer, answers, result, others)
+        if nearer:
+            raise EngineRefused(f"differs in a probe of {model} from the learner by {result}: {nearer}")
         return result
 
     async def _sample_probe(self, engine: Engine, model: str) -> list[ProbeAnswer]:
@@ -320,7 +335,7 @@ class EnginePool:
 
         async def ask(number: int, prompt: Prompt) -> ProbeAnswer:
             name = f"probe-{secrets.token_hex(4)}"
-            encoded = self._encoder.encode(prompt, seed=number, request_id=name, session=name)
+            encoded = replace(self._encoder.encode(prompt, seed=number), request_id=name, session=name)
             return ProbeAnswer(
                 prompt, await engine.sample(encoded, model=model, temperature=temperature, max_new_tokens=count)
             )
@@ -329,6 +344,8 @@ class EnginePool:
 
     async def _unload_unused(self) -> None:
         """Unload adapters that are neither current nor used by a request in flight."""
+        if self.closing:
+            return
         unused = [one for one in self._published if one is not self.current and not one.in_flight]
         self._published = [one for one in self._published if one not in unused]
         for adapter in unused:
@@ -344,7 +361,7 @@ class EnginePool:
     async def close(self) -> None:
         """Unload every adapter; engines that do not answer keep theirs."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(CLOSE_S):
                 for adapter in self._published:
                     await self._unload(adapter)
 

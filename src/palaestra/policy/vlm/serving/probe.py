@@ -34,6 +34,10 @@ PROBE_TEXTS = ("Click the button that says Continue.", "Type 17 Elm Street into 
 PROBE_SCREEN = Size(160, 120)
 ROUNDING = 2.0
 """Up to this many times the tolerance, a difference may be the rounding of another precision."""
+NEARER = 0.25
+"""Other weights are those of an engine if they differ from its answers by less than this share of what ours do."""
+NEARER_FROM, NEARER_TOKENS = 1e-3, 8
+"""Smaller differences (nats), or fewer tokens, do not tell weights apart."""
 STRONG_EFFECT = 20.0
 """The trial adapter changes log-probabilities by at least this many times the tolerance."""
 
@@ -109,6 +113,21 @@ class WeightProbe:
                 "rounding alone may explain so little: start it with the --dtype of the learner, or raise the tolerance"
             )
         return "the engine serves another model, other weights or pictures that it prepares differently"
+
+    def find_nearer(
+        self, answers: Sequence[ProbeAnswer], result: ProbeResult, others: Mapping[str, Mapping[str, Tensor]]
+    ) -> str:
+        """Which other weights the answers clearly come from, though ours are within the tolerance; empty if none.
+
+        A small update changes the probe by less than the tolerance, so an old adapter passes it. Rounding has no
+        direction: only an engine that has the other weights is much nearer to them.
+        """
+        if result.difference < NEARER_FROM or result.tokens < NEARER_TOKENS:
+            return ""
+        for description, other in others.items():
+            if self.compare(other, answers).difference < NEARER * result.difference:
+                return f"the engine answers with {description}"
+        return ""
 
     def trial_weights(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Weights that an engine cannot mistake: they answer very differently from the model without an adapter."""

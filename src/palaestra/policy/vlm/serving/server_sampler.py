@@ -21,10 +21,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Coroutine, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from safetensors import SafetensorError
 from torch import Tensor
 
 from palaestra.errors import CollectorFailed, ConfigError
@@ -32,11 +34,16 @@ from palaestra.policy.vlm.generation import Completion
 from palaestra.policy.vlm.prompt import Prompt
 from palaestra.policy.vlm.sampler import InferenceConfig, ReplyRequest, SampledReply
 from palaestra.policy.vlm.serving.adapter_export import ExportedAdapter, adapter_weights, export_adapter
-from palaestra.policy.vlm.serving.engine import Engine, EngineRequest, PromptEncoder, read_api_key
+from palaestra.policy.vlm.serving.engine import (
+    API_KEY_VARIABLE,
+    Engine,
+    EngineRequest,
+    PromptEncoder,
+    read_api_key,
+)
 from palaestra.policy.vlm.serving.engine_pool import EnginePool, PublishedAdapter, SamplerCounts
 from palaestra.policy.vlm.serving.probe import ServedPolicy, WeightProbe
 
-API_KEY_VARIABLE = "PALAESTRA_INFERENCE_API_KEY"
 PICTURE_MEMORY_BYTES = 64 * 2**20
 ANSWERS_KEPT = 1024
 """Answers that are kept in case the same request comes again."""
@@ -76,8 +83,8 @@ class ServerSampler:
             headers = {"Authorization": f"Bearer {key}"} if key else {}
             self._http = aiohttp.ClientSession(headers=headers, connector=aiohttp.TCPConnector(limit=0))
             self._slots = asyncio.Semaphore(config.max_concurrency)
-            timeout_s = config.request_timeout_s
-            engines = [Engine(url, self._http, policy.rules, timeout_s=timeout_s) for url in config.urls]
+            known, timeout_s = (policy.rules, network.vocabulary), config.request_timeout_s
+            engines = [Engine(url, self._http, *known, timeout_s=timeout_s) for url in config.urls]
             return EnginePool(engines, config, probe, self._encoder, max_tokens=max_new_tokens)
 
         self._pool = self._wait(open_pool())
@@ -169,26 +176,27 @@ class ServerSampler:
         path = self._directory / f"{name}-{secrets.token_hex(2)}"
         try:
             return export_adapter(self._policy.learner, weights, path)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise CollectorFailed(
-                f"adapter {name} cannot be written to {self._directory} ({error.strerror})."
+                f"adapter {name} cannot be written to {self._directory} ({reason}). Free space there, or name another "
+                "inference.adapter_directory, and resume the run."
             ) from None
 
     async def _answer(self, request: ReplyRequest, temperature: float) -> SampledReply:
         prompt = await asyncio.to_thread(self._policy.prompt, request.conversation)
         async with self._slots:
+            encoded = await asyncio.to_thread(self._encoder.encode, prompt, seed=request.seed)
+            # From here to the task nothing waits: a publication in between would unload the adapter.
             adapter = self._pool.current
             if adapter is None:
                 raise CollectorFailed("no adapter was published to the inference engines yet.")
             key = _request_key(request, prompt, temperature, adapter)
-            session = request.episode or key
             task = self._answers.get(key)
             if task is None:
-                encode = self._encoder.encode
-                encoded = await asyncio.to_thread(encode, prompt, seed=request.seed, request_id=key, session=session)
-                task = self._answers.get(key)
-            if task is None:
-                task = self._answers[key] = asyncio.ensure_future(self._sample(encoded, adapter, temperature))
+                named = replace(encoded, request_id=key, session=request.episode or key)
+                self._pool.hold(adapter)
+                task = self._answers[key] = asyncio.ensure_future(self._sample(named, adapter, temperature))
                 task.add_done_callback(lambda done: self._forget_failure(key, done))
                 while len(self._answers) > ANSWERS_KEPT and next(iter(self._answers.values())).done():
                     self._answers.popitem(last=False)
@@ -213,6 +221,7 @@ class ServerSampler:
         )
 
     async def _shut_down(self) -> None:
+        self._pool.closing = True
         current = asyncio.current_task()
         others = [task for task in asyncio.all_tasks() if task is not current]
         for task in others:
