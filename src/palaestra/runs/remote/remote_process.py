@@ -256,11 +256,16 @@ class RemoteProcess:
             if frame is None:
                 return False
             header, body = frame
-            if self._problem and header["kind"] != "waiting":
-                _log.info("%s: %s answers again", self.attempt.path, self._host.name)
-                self._problem = ""
-            if await self._process(header, body):
-                return True
+            try:
+                if self._problem and header["kind"] != "waiting":
+                    _log.info("%s: %s answers again", self.attempt.path, self._host.name)
+                    self._problem = ""
+                if await self._process(header, body):
+                    return True
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                # A fault there must not end the task that links again.
+                text = f"{self._host.name} sent a message that cannot be read ({type(error).__name__}: {error})"
+                raise LinkBroken(text) from None
 
     async def _process(self, header: JsonObject, body: bytes) -> bool:
         kind = header["kind"]
@@ -268,9 +273,11 @@ class RemoteProcess:
             self._refuse(str(header["reason"]))
             return True
         if kind == "end":
-            # An attempt that is unknown there was never started, or its directory was removed.
-            lost = "" if header.get("known", True) else f"its directory on {self._host.describe()} is gone"
-            self._finish(rebooted=bool(header.get("rebooted")), lost=str(header.get("reason") or lost))
+            lost = str(header.get("reason") or "")
+            self._finish(
+                rebooted=bool(header.get("rebooted")),
+                lost=lost if header.get("known", True) else self._explain_unknown(),
+            )
             return True
         if kind in ("started", "status"):
             self._confirm()
@@ -307,6 +314,13 @@ class RemoteProcess:
             # The answer came late, as from a cluster that had no room: the attempt ends as if its program were missing.
             write_json(self.attempt.exit, {"schema": 1, "returncode": None, "launch_error": reason})
         self._finish()
+
+    def _explain_unknown(self) -> str:
+        """Why the other machine does not know the attempt; empty if it was stopped before it began."""
+        machine = self._host.describe()
+        if self._place.started:
+            return f"its directory on {machine} is gone"
+        return f"it was not started on {machine}" if self._stop is None else ""
 
     def _finish(self, *, rebooted: bool = False, lost: str = "") -> None:
         if rebooted or lost:

@@ -102,7 +102,8 @@ class SupervisedRun:
                 return "queued"
             attempt = self.state.paths.attempt(self.state.record.attempt)
             plan, place = AttemptPlan.read(attempt), RemotePlace.read(attempt)
-            self.lease = Lease(plan.gpus, HERE if place is None else place.host)
+            # The row has the machine from the moment of the launch; remote.json is written after the code is sent.
+            self.lease = Lease(plan.gpus, self.state.record.host if place is None else place.host)
             if place is not None and not attempt.exit.exists():
                 return await self._adopt_elsewhere(attempt, plan, place)
             status = await asyncio.to_thread(_find_status, attempt)
@@ -199,15 +200,13 @@ class SupervisedRun:
         try:
             plan = await self._plan(number)
             await asyncio.to_thread(prepare_attempt, attempt, plan, self.lease.gpus)
-        except HostUnreachable as error:
-            if is_recorded and (place := RemotePlace.read(attempt)) is not None:
-                # The request of an earlier service may have reached the machine: ask when it answers.
-                await self._adopt_elsewhere(attempt, AttemptPlan.read(attempt), replace(place, started=True))
-            elif is_recorded or not self._postpone(error):
-                await self._refuse(str(error), "unreachable")
-            return
         except Exception as error:  # noqa: BLE001 - a runner is third-party code
-            await self._refuse(self._describe(error), "preflight")
+            if is_recorded and (place := RemotePlace.read(attempt)) is not None:
+                # The request of an earlier service may have reached the machine: ask it, whatever it says now.
+                await self._link(attempt, AttemptPlan.read(attempt), place)
+            elif is_recorded or not self._postpone(error):
+                code = "unreachable" if isinstance(error, HostUnreachable) else "preflight"
+                await self._refuse(self._describe(error), code)
             return
         spec = self.spec
         try:
@@ -242,22 +241,24 @@ class SupervisedRun:
         machines, lease = self._context.planner.machines, self.lease
         return await machines.launch(lease.machine, plan, attempt, spec, lease.gpus, self._spawn)
 
-    def _postpone(self, error: HostUnreachable) -> bool:
-        """Return to the queue because the machine does not answer; False if that would not help."""
-        if error.permanent:
+    def _postpone(self, error: Exception) -> bool:
+        """Return to the queue if the machine does not answer; False if that would not help."""
+        if not isinstance(error, HostUnreachable) or error.permanent:
             return False
         machine, self.lease, self.has_slot = self.lease.machine, Lease(), False
         self._context.on_unreachable(machine, error.reason)
         return True
 
     async def _adopt_elsewhere(self, attempt: Attempt, plan: AttemptPlan, place: RemotePlace) -> str:
-        if not place.started:
+        if not place.started and self.state.phase is not Phase.STOPPING:
             # The other machine may have started it: it is asked to, and starts an attempt once.
             self._spawn(self._relaunch(attempt.number))
             return "relaunched"
-        process = self._context.planner.machines.adopt(attempt, place, self._spawn)
-        await self._adopt_process(process, plan)
+        await self._link(attempt, plan, place)
         return "adopted"
+
+    async def _link(self, attempt: Attempt, plan: AttemptPlan, place: RemotePlace) -> None:
+        await self._adopt_process(self._context.planner.machines.adopt(attempt, place, self._spawn), plan)
 
     async def _relaunch(self, number: int) -> None:
         async with self._lock:
