@@ -197,12 +197,15 @@ class Job:
             have, offset = self._offsets.get(name, 0), int(header["offset"])
             if offset + len(body) <= have:
                 return
-            header, body = {**header, "offset": have}, body[have - offset :]
-            self._offsets[name] = have + len(body)
+            if offset < have:
+                header, body = {**header, "offset": have}, body[have - offset :]
+            self._offsets[name] = int(header["offset"]) + len(body)
         elif kind == "whole":
             if header["offset"] == 0:
-                known = self._versions.get(name) == (header["total"], header["mtime_ns"])
-                self._skipping = name if known else ""
+                version = (header["total"], header["mtime_ns"])
+                self._skipping = name if self._versions.get(name) == version else ""
+                # A file that was replaced is in the log in every version: an older one makes the next one new again.
+                self._versions[name] = version
             if self._skipping == name:
                 return
         yield header, body
