@@ -175,6 +175,18 @@ def test_an_address_is_a_host_of_ssh_or_the_job_server_of_a_cluster(text, addres
     assert parse_address(text) == address
 
 
+@pytest.mark.parametrize("text", ["", " ", "-oProxyCommand=x", "-x@box", "a@-b", "box; reboot", "box\nHost x", "a@b@c"])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ConfigError, match="is not the address of a machine"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("directory", ["", "~", "/", "~/", "~anna/x", "relative", "-x", "../x"])
+def test_the_directory_of_a_host_is_absolute_or_below_the_home(directory):
+    with pytest.raises(ValueError, match="neither an absolute path nor one that begins with"):
+        HostConfig(address="box", directory=directory)
+
+
 def test_a_name_means_a_host_a_group_any_machine_or_an_address():
     table = HostTable(
         {"a": HostConfig(address="x@a", groups=("gpus",)), "b": HostConfig(address="x@b", groups=("gpus",))}
@@ -182,6 +194,8 @@ def test_a_name_means_a_host_a_group_any_machine_or_an_address():
     assert table.candidates(None) == ("",)
     assert table.candidates("gpus") == ("a", "b")
     assert table.candidates("any") == ("", "a", "b")
+    assert table.candidates("x@b") == ("b",)
+    assert (table.get("x@b").name, table.get("x@b").config.groups) == ("x@b", ("gpus",))
     assert table.candidates("y@elsewhere") == ("y@elsewhere",)
     assert table.get("y@elsewhere", "/opt/python").config.python == "/opt/python"
     assert table.get("a", "/opt/python").config.python == "python3"
