@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import resource
 import shutil
 import signal
 from pathlib import Path
@@ -120,7 +121,7 @@ def test_a_journal_holds_what_has_begun_and_not_ended_also_after_half_a_line(tmp
     journal.close(keep=True)
     file = tmp_path / "leases-a.jsonl"
     assert file.stat().st_mode & 0o777 == 0o600
-    file.write_bytes(file.read_bytes() + b'{"begin": {"session_id": "a-3", "sess')
+    file.write_bytes(file.read_bytes() + b'\n{"begin": {"session_id": "a-3", "sess')
 
     again = LeaseJournal(tmp_path, "a")
     assert list(again.open.values()) == [leases[0], leases[2]]
@@ -137,6 +138,47 @@ def test_a_journal_does_not_grow_with_the_sessions_that_ended(tmp_path):
     assert (tmp_path / "leases-a.jsonl").read_bytes().count(b"\n") <= 1000
     journal.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_journal_that_cannot_be_written_is_a_warning_and_later_lines_are_whole(tmp_path, caplog):
+    journal = LeaseJournal(tmp_path, "a")
+    leases = [SavedLease(f"a-{number}", "browser", 60.0, "t" * 40_000) for number in range(3)]
+    journal.begin(leases[0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, hard))
+    try:
+        journal.begin(leases[1])  # the first 20,000 bytes fit
+        journal.end("a-0")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert [record.message.rpartition(" (")[0] for record in caplog.records] == [
+        f"{tmp_path}/leases-a.jsonl cannot be written"
+    ] * 2
+    journal.begin(leases[2])
+    journal.close(keep=True)
+    assert sorted(LeaseJournal(tmp_path, "a").open) == ["a-0", "a-2"]
+
+
+def test_sessions_of_a_server_that_misses_the_first_check_are_found_all_the_same():
+    async def body():
+        async with serving_sessions() as url, make_client() as client:
+            async with client.post(f"{url}/sessions", json={"session_id": "a-1"}) as response:
+                assert response.status == 201
+            runtime = ExternalRuntime({"fake": [url]}, client, "a", check_every_s=0.01)
+            list_sessions, misses = runtime._calls.list_sessions, []
+
+            async def miss_once(url, *, timeout_s):
+                if not misses:
+                    misses.append(url)
+                    raise aiohttp.ClientConnectionError
+                return await list_sessions(url, timeout_s=timeout_s)
+
+            runtime._calls.list_sessions = miss_once
+            await runtime.start(lambda *_: None)
+            assert (misses, list(await runtime.list())) == ([url], ["a-1"])
+            await runtime.stop()
+
+    asyncio.run(body())
 
 
 def test_a_gateway_killed_with_9_is_replaced_and_the_episode_goes_on_through_its_peer(tmp_path):

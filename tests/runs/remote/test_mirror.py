@@ -1,5 +1,7 @@
 """What one machine copies from another: every byte once, whole files before the lines that announce them."""
 
+import asyncio
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,12 +9,13 @@ from hypothesis import strategies as st
 from palaestra.errors import ConfigError
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.remote.attempt_tree import AttemptTree, is_mirrored
-from palaestra.runs.remote.frames import decode_log_line
-from palaestra.runs.remote.hosts import HostAddress, HostConfig, HostTable, parse_address
+from palaestra.runs.remote.connection import connect
+from palaestra.runs.remote.frames import LinkBroken, decode_log_line, encode_frame
+from palaestra.runs.remote.hosts import Host, HostConfig, HostTable, parse_address
 from palaestra.runs.remote.machines import MachineFacts, Machines, Shipment
 from palaestra.runs.remote.mirror import Mirror, MirrorConflict
 from palaestra.runs.remote.ray_jobs import Job
-from palaestra.runs.remote.remote_process import RemotePlace
+from palaestra.runs.remote.remote_process import RemotePlace, RemoteProcess
 from palaestra.runs.remote.snapshot import CodeSnapshot
 from palaestra.runs.remote.translation import _translator
 from palaestra.runs.spec import RunSpec
@@ -119,8 +122,40 @@ def test_a_log_that_is_sent_again_from_its_beginning_adds_only_what_is_new():
     assert list(job._leave_out({**growth, "offset": 3}, b"defg")) == [({**growth, "offset": 5}, b"fg")]
     assert list(job._leave_out(whole, b"xy")) == []
     assert list(job._leave_out({**whole, "mtime_ns": 8}, b"xz")) == [({**whole, "mtime_ns": 8}, b"xz")]
+    assert list(job._leave_out(whole, b"xy")) == [(whole, b"xy")]
+    ahead = {**growth, "offset": 9}
+    assert list(job._leave_out(ahead, b"j")) == [(ahead, b"j")]  # a gap is for the mirror to refuse
     assert decode_log_line("a line of Ray itself") is None
     assert decode_log_line('@palaestra-link {"kind": "growth", "data": "aGk="}') == ({"kind": "growth"}, b"hi")
+
+
+def test_a_replaced_file_has_its_last_version_after_its_log_was_sent_again():
+    first = {"kind": "whole", "file": "a", "total": 2, "mtime_ns": 1, "offset": 0, "last": True}
+    second = {**first, "mtime_ns": 2}
+    job = Job(None, "", {"run_id": "r", "attempt": 1, "offsets": {}, "versions": {"a": [2, 2]}})
+    arrived = [message for header in (first, second) for message in job._leave_out(header, b"xy")]
+    assert arrived == [(first, b"xy"), (second, b"xy")]
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        {},
+        {"kind": "growth"},
+        {"kind": "growth", "file": "stdout.log", "offset": "x"},
+        {"kind": "whole", "file": "a", "offset": 0, "last": True, "mtime_ns": 1 << 200},
+        {"kind": "growth", "file": "a\ud800", "offset": 0},
+    ],
+)
+def test_a_message_that_cannot_be_read_breaks_the_link_and_does_not_end_it(tmp_path, header):
+    async def body():
+        host, stream = Host("box", HostConfig(address="box"), parse_address("box")), asyncio.StreamReader()
+        process = RemoteProcess(Attempt(tmp_path), host, connect(host), RemotePlace("box", "/d", "/c"))
+        stream.feed_data(encode_frame(header, b"x"))
+        with pytest.raises(LinkBroken, match="box sent a message that cannot be read"):
+            await process._read_frames(stream)
+
+    asyncio.run(body())
 
 
 @pytest.mark.parametrize(
@@ -140,6 +175,18 @@ def test_an_address_is_a_host_of_ssh_or_the_job_server_of_a_cluster(text, addres
     assert parse_address(text) == address
 
 
+@pytest.mark.parametrize("text", ["", " ", "-oProxyCommand=x", "-x@box", "a@-b", "box; reboot", "box\nHost x", "a@b@c"])
+def test_what_is_no_address_is_refused(text):
+    with pytest.raises(ConfigError, match="is not the address of a machine"):
+        parse_address(text)
+
+
+@pytest.mark.parametrize("directory", ["", "~", "/", "~/", "~anna/x", "relative", "-x", "../x"])
+def test_the_directory_of_a_host_is_absolute_or_below_the_home(directory):
+    with pytest.raises(ValueError, match="neither an absolute path nor one that begins with"):
+        HostConfig(address="box", directory=directory)
+
+
 def test_a_name_means_a_host_a_group_any_machine_or_an_address():
     table = HostTable(
         {"a": HostConfig(address="x@a", groups=("gpus",)), "b": HostConfig(address="x@b", groups=("gpus",))}
@@ -147,6 +194,8 @@ def test_a_name_means_a_host_a_group_any_machine_or_an_address():
     assert table.candidates(None) == ("",)
     assert table.candidates("gpus") == ("a", "b")
     assert table.candidates("any") == ("", "a", "b")
+    assert table.candidates("x@b") == ("b",)
+    assert (table.get("x@b").name, table.get("x@b").config.groups) == ("x@b", ("gpus",))
     assert table.candidates("y@elsewhere") == ("y@elsewhere",)
     assert table.get("y@elsewhere", "/opt/python").config.python == "/opt/python"
     assert table.get("a", "/opt/python").config.python == "python3"

@@ -1,6 +1,7 @@
 """Machines that cannot take a run: one clear message each, nothing written, nothing left running."""
 
 import asyncio
+import os
 import subprocess
 
 import pytest
@@ -11,6 +12,7 @@ from tests.runs.supervisors import echo, run_supervisor, wait_for_end, wait_for_
 from palaestra.errors import LaunchRefused
 from palaestra.files.home import Home
 from palaestra.runs.phase import Phase
+from palaestra.runs.remote.connection import run_command
 
 pytestmark = needs_sshd
 
@@ -32,7 +34,7 @@ def test_an_unreachable_machine_a_wrong_key_and_a_missing_python_are_told_apart(
     sshd._make_key("other")
     refused = _submit(home, box=sshd.host(ssh_options=sshd.options("other")))
     assert "refuses the user or the key (root@127.0.0.1: Permission denied (publickey))" in refused
-    assert refused.endswith("ssh root@127.0.0.1 must work without a password.")
+    assert refused.endswith(f"ssh -p {sshd.port} root@127.0.0.1 must work without a password.")
     missing = _submit(home, box=sshd.host(python="/no/such/python"))
     assert "has no usable Python as '/no/such/python'" in missing
     assert missing.endswith("Name one with --python, or as python of the host's settings.")
@@ -135,3 +137,41 @@ def test_a_host_has_slots_of_its_own_and_a_group_takes_the_first_free_machine(ho
             return [await wait_for_end(supervisor, record.run_id) for record in runs]
 
     assert [record.phase for record in asyncio.run(body())] == [Phase.SUCCEEDED] * 3
+
+
+def test_a_machine_whose_login_prints_without_end_or_no_document_is_refused(home, sshd, tmp_path):
+    for name, script in (("flood", "head -c 50000000 /dev/zero; echo"), ("list", "echo '[1]'"), ("nothing", ":")):
+        python = tmp_path / name
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o700)
+        message = _submit(home, box=sshd.host(python=str(python)))
+        assert "its answer cannot be read. Its login scripts must print nothing" in message
+
+
+def test_the_output_of_a_command_is_kept_to_its_last_megabyte():
+    command = ["sh", "-c", "head -c 3000000 /dev/zero; echo end"]
+    returncode, output, _ = asyncio.run(run_command(command, b"x" * 3_000_000, os.environ, 60))
+    assert (returncode, len(output), output[-4:]) == (0, 1 << 20, b"end\n")
+
+
+def test_options_of_ssh_that_cannot_be_split_are_one_clear_message(home, sshd, monkeypatch):
+    monkeypatch.setenv("PALAESTRA_SSH_OPTIONS", "-o 'User")
+    message = _submit(home, box=sshd.host())
+    assert "box: PALAESTRA_SSH_OPTIONS cannot be read (No closing quotation)" in message
+
+
+def test_a_project_with_a_link_out_of_it_is_refused_with_its_name(home, sshd, tmp_path):
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "data").symlink_to("/etc/hostname")
+    subprocess.run(["git", "-C", project, "init", "-q"], check=True)
+
+    async def body():
+        async with run_supervisor(home, hosts={"box": sshd.host()}) as supervisor:
+            record = await supervisor.submit(echo(on="box", steps=1, invoked_from=project))
+            return await wait_for_end(supervisor, record.run_id)
+
+    record = asyncio.run(body())
+    assert record.phase is Phase.REFUSED
+    assert "cannot be stored there ('data' is a link to an absolute path)" in record.reason
+    assert record.reason.endswith("exclude others with .gitignore.")

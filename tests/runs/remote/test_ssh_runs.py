@@ -20,7 +20,7 @@ from tests.runs.supervisors import (
     wait_for_phase,
 )
 
-from palaestra.files.atomic import read_json
+from palaestra.files.atomic import read_json, write_json
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.phase import Phase
@@ -200,6 +200,64 @@ def test_a_killed_service_adopts_its_runs_elsewhere_with_every_metric_once(home,
     assert (record.phase, record.reason, record.host) == (Phase.SUCCEEDED, "done", "box")
     _check_every_metric_once(home, run_id, 300)
     assert event_kinds(home, run_id) == ["note", "launched", "first_sign", "adopted", "adopted", "succeeded"]
+
+
+def test_a_service_killed_while_it_sends_the_code_starts_the_run_on_that_machine_and_not_at_home(
+    home, sshd, monkeypatch
+):
+    sending = asyncio.Event()
+
+    async def send_forever(*_):
+        sending.set()
+        await asyncio.Event().wait()
+
+    async def start():
+        async with run_and_close_supervisor(home, hosts={"box": sshd.host()}) as supervisor:
+            record = await supervisor.submit(_there(home, steps=1))
+            await sending.wait()
+            return record.run_id
+
+    async def adopt(run_id):
+        async with run_supervisor(home, hosts={"box": sshd.host()}) as supervisor:
+            return await wait_for_end(supervisor, run_id)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("palaestra.runs.remote.machines.Machines._put_missing", send_forever)
+        run_id = asyncio.run(start())
+    assert not home.run(run_id).attempt(1).remote.exists()
+    record = asyncio.run(adopt(run_id))
+    assert (record.phase, record.host, record.attempt) == (Phase.SUCCEEDED, "box", 1)
+    assert (_attempt_there(sshd, run_id) / "exit.json").exists()
+
+
+@pytest.mark.parametrize("stopping", [True, False])
+def test_a_start_that_was_never_confirmed_is_asked_about_and_never_forgotten(home, sshd, monkeypatch, stopping):
+    async def start():
+        async with run_and_close_supervisor(home, hosts={"box": sshd.host()}) as supervisor:
+            record = await supervisor.submit(_there(home, steps=5, then="hang"))
+            await wait_for_phase(supervisor, record.run_id, Phase.RUNNING)
+            if stopping:
+                sshd.stop()
+                await supervisor.stop(record.run_id, grace_s=1)
+                sshd.start()
+            return record.run_id
+
+    async def adopt(run_id):
+        # A host that refuses new runs: that says nothing about one that it may have.
+        hosts = {"box": sshd.host(min_free_disk_mb=1 << 40)}
+        async with run_supervisor(home, hosts=hosts) as supervisor:
+            if not stopping:
+                await wait_until(lambda: "adopted" in event_kinds(home, run_id), "the link")
+                assert trainer.is_alive()
+                await supervisor.stop(run_id, grace_s=1)
+            return await wait_for_end(supervisor, run_id)
+
+    run_id = asyncio.run(start())
+    trainer, remote = _trainer(sshd, run_id), home.run(run_id).attempt(1).remote
+    write_json(remote, {**read_json(remote), "started": False})
+    record = asyncio.run(adopt(run_id))
+    assert (record.phase, record.reason) == (Phase.STOPPED, "stopped by the operator")
+    assert not trainer.is_alive()
 
 
 def test_a_run_that_ends_while_no_service_looks_is_told_as_it_ended(home, sshd, tmp_path):

@@ -1,8 +1,10 @@
 """`LeaseJournal`: the leases of a gateway on disk, so that the next gateway of its name can adopt the sessions.
 
 One line of JSON for every lease that begins or ends, written with one call, so that a killed gateway leaves at most one
-incomplete line. The file holds session tokens and is readable by its user only; it is locked, because two gateways of
-one name would close each other's sessions.
+incomplete line. A line that cannot be written is a warning, because the gateway works without it: a lease that is
+missing here is an orphan that the next gateway removes, and one that has ended is found to have no session. The file
+holds session tokens and is readable by its user only; it is locked, because two gateways of one name would close each
+other's sessions.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -17,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.errors import ConfigError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,17 +76,23 @@ class LeaseJournal:
         os.close(self._file)
 
     def _rewrite(self) -> None:
-        """Write the open leases only. In place, because the file is locked; a lease that is lost is an orphan that the
-        next gateway removes.
-        """
+        """Write the open leases only. In place, because the file is locked."""
         os.ftruncate(self._file, 0)
         self._num_lines = 0
         for lease in self.open.values():
             self._write({"begin": asdict(lease)})
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        os.write(self._file, json.dumps(line).encode() + b"\n")
         self._num_lines += 1
+        # A line begins with a line break, so that it does not continue an incomplete one.
+        data = b"\n" + json.dumps(line).encode()
+        try:
+            written = os.write(self._file, data)
+        except OSError as error:
+            _log.warning("%s cannot be written (%s)", self._path, error.strerror)
+            return
+        if written < len(data):
+            _log.warning("%s cannot be written (only %d of %d bytes)", self._path, written, len(data))
 
 
 def _replay(data: bytes) -> dict[str, SavedLease]:

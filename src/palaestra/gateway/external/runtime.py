@@ -69,7 +69,7 @@ class ExternalRuntime:
     async def start(self, on_lost: LostCallback) -> None:
         """Ask every server for the sessions of this name, and begin to check the servers."""
         self._on_lost = on_lost
-        await asyncio.gather(*map(self._check, self._servers.values()))
+        await asyncio.gather(*map(self._check_until_known, self._servers.values()))
         self._checks = [asyncio.create_task(self._check_regularly(server)) for server in self._servers.values()]
 
     async def create(self, session_id: str, session_type: str) -> Address:
@@ -134,6 +134,13 @@ class ExternalRuntime:
         failures = [result for result in results if isinstance(result, Exception)]
         if failures:
             _log.warning("%d sessions were not closed: %s", len(failures), failures[0])
+
+    async def _check_until_known(self, server: _Server) -> None:
+        """Until it answers or counts as gone: the leases of its sessions are given up if it is not asked again."""
+        await self._check(server)
+        while not server.answers and server.misses < MAX_MISSES:
+            await asyncio.sleep(self._check_every_s)
+            await self._check(server)
 
     async def _check_regularly(self, server: _Server) -> None:
         while True:

@@ -30,7 +30,7 @@ for name in sys.argv[1:]:
 print(json.dumps({"version": list(sys.version_info[:3]), "packages": found}))
 """
 _UNUSED_AFTER_S = 180 * 24 * 3600.0
-"""Unpacked code that no run has begun with for this long is removed when other code arrives."""
+"""Unpacked code and checkpoints that no run has begun with for this long are removed when others arrive."""
 
 
 def check(request: dict[str, Any]) -> dict[str, Any]:
@@ -66,26 +66,31 @@ def put(request: dict[str, Any], stream: BinaryIO) -> dict[str, Any]:
         data = _read_exactly(stream, request["size"])
         if hashlib.sha256(data).hexdigest() != request["sha256"]:
             return {"error": "the archive arrived damaged"}
+        # A killed process of the same number may have left one.
+        shutil.rmtree(temporary, ignore_errors=True)
         os.mkdir(temporary)
         with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
             if hasattr(tarfile, "data_filter"):
                 archive.extractall(temporary, filter="data")
             else:
                 archive.extractall(temporary)
-        if not os.path.exists(target):
+        if os.path.exists(target):
+            os.utime(target)
+        else:
             os.rename(temporary, target)
-        if os.path.basename(parent) == "code":
-            _remove_unused(parent, target)
+        _remove_unused(parent, target)
         return {"ok": True}
     except OSError as error:
         return {"error": f"{parent}: {error.strerror or error}"}
+    except tarfile.TarError as error:
+        return {"error": str(error), "remedy": "Links must stay inside the project: exclude others with .gitignore"}
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _remove_unused(code: str, kept: str) -> None:
-    for name in os.listdir(code):
-        path = os.path.join(code, name)
+def _remove_unused(directory: str, kept: str) -> None:
+    for name in os.listdir(directory):
+        path = os.path.join(directory, name)
         try:
             if path != kept and time.time() - os.stat(path).st_mtime > _UNUSED_AFTER_S:
                 shutil.rmtree(path, ignore_errors=True)

@@ -37,6 +37,7 @@ _UPLOAD_TIMEOUT_S = 3600.0
 _NO_FILE = 2
 """Exit code of Python when the program does not exist."""
 STREAM_LIMIT = 1 << 26
+_MAX_OUTPUT_BYTES = 1 << 20
 
 
 class Connection(Protocol):
@@ -83,7 +84,12 @@ class SshConnection:
 
     def _command(self, *words: str) -> list[str]:
         address, config = self._host.address, self._host.config
-        options = [*_SSH_OPTIONS, *shlex.split(os.environ.get(OPTIONS_VARIABLE, "")), *config.ssh_options]
+        try:
+            more = shlex.split(os.environ.get(OPTIONS_VARIABLE, ""))
+        except ValueError as error:
+            reason = f"{OPTIONS_VARIABLE} cannot be read ({error})"
+            raise self._error(reason, "Quote it as for a shell", permanent=True) from None
+        options = [*_SSH_OPTIONS, *more, *config.ssh_options]
         options += [] if address.port is None else ["-p", str(address.port)]
         python = [_quote(config.python), "-I", "-S"]
         return ["ssh", *options, "--", address.target, " ".join([*python, *map(_quote, words)])]
@@ -100,11 +106,10 @@ class SshConnection:
             returncode, output, errors = await self._run(self._command(place, verb), data, timeout_s)
         if returncode != 0:
             raise self.explain(returncode, errors)
-        try:
-            # A login script may print something before the answer.
-            answer: JsonObject = json.loads(output.decode(errors="replace").strip().splitlines()[-1])
-        except (ValueError, IndexError):
-            raise self._error("its answer cannot be read", "Its login scripts must print nothing") from None
+        # A login script may print something before the answer.
+        answer = _read_answer(output)
+        if answer is None:
+            raise self._error("its answer cannot be read", "Its login scripts must print nothing", permanent=True)
         return answer
 
     async def _upload_program(self, place: str) -> None:
@@ -128,7 +133,6 @@ class SshConnection:
         """What the output of a failed ssh means."""
         lines = [line.strip() for line in stderr.replace("\r", "").splitlines() if line.strip()]
         last = (lines[-1] if lines else f"exit code {returncode}")[:300].rstrip(".")
-        target = self._host.address.target
         if returncode == 255:
             return self._explain_ssh(stderr, last)
         if returncode in (126, 127):
@@ -136,29 +140,32 @@ class SshConnection:
             return self._error(reason, "Name one with --python, or as python of the host's settings", permanent=True)
         if "No space left" in stderr or "Disk quota" in stderr:
             return self._error(f"its disk is full ({last})", "Free space there", permanent=True)
-        remedy = f"Try: ssh {target} {self._host.config.python} --version"
+        remedy = f"Try: {self._describe_ssh()} {self._host.config.python} --version"
         return self._error(f"the command there failed with exit code {returncode}: {last}", remedy, permanent=True)
 
     def _explain_ssh(self, stderr: str, last: str) -> HostUnreachable:
-        target = self._host.address.target
-        name = target.rpartition("@")[2]
+        name, command = self._host.address.target.rpartition("@")[2], self._describe_ssh()
         if self._host.address.port is not None:
             name = f"[{name}]:{self._host.address.port}"
         if "IDENTIFICATION HAS CHANGED" in stderr:
             remedy = f"If its owner confirms the new key: ssh-keygen -R '{name}', then connect once with ssh"
             return self._error("its host key has changed, so it may be another machine", remedy, permanent=True)
         if "Host key verification failed" in stderr or "host key is known" in stderr:
-            remedy = f"Connect once with ssh {target} and compare its key"
+            remedy = f"Connect once with {command} and compare its key"
             return self._error("its host key is not known here", remedy, permanent=True)
         if "Permission denied" in stderr or "Too many authentication" in stderr:
             denied = next((line for line in stderr.splitlines() if "denied" in line or "Too many" in line), last)
             reason = f"refuses the user or the key ({denied.strip()[:200].rstrip('.')})"
-            return self._error(reason, f"ssh {target} must work without a password", permanent=True)
+            return self._error(reason, f"{command} must work without a password", permanent=True)
         if "Bad configuration option" in stderr or "unknown option" in stderr or "Bad " in last:
             return self._error(
                 f"ssh refuses its options ({last})", f"Correct {OPTIONS_VARIABLE} or ssh_options", permanent=True
             )
-        return self._error(f"cannot be reached ({last})", f"Try: ssh {target} true")
+        return self._error(f"cannot be reached ({last})", f"Try: {command} true")
+
+    def _describe_ssh(self) -> str:
+        address = self._host.address
+        return f"ssh {address.target}" if address.port is None else f"ssh -p {address.port} {address.target}"
 
     def _error(self, reason: str, remedy: str = "", *, permanent: bool = False) -> HostUnreachable:
         return HostUnreachable("on", self._host.name, reason, remedy, permanent=permanent)
@@ -201,7 +208,9 @@ class RayConnection:
             raise HostUnreachable("on", self._host.name, reason) from None
         if returncode != 0:
             raise self.explain(returncode, errors)
-        answer: JsonObject = json.loads(output.decode().strip().splitlines()[-1])
+        answer = _read_answer(output)
+        if answer is None:
+            raise HostUnreachable("on", self._host.name, "the answer of the client of Ray cannot be read")
         return answer
 
     def explain(self, returncode: int, stderr: str) -> HostUnreachable:
@@ -224,17 +233,50 @@ def connect(host: Host) -> Connection:
 async def run_command(
     command: Sequence[str], data: bytes, environment: Mapping[str, str], timeout_s: float
 ) -> tuple[int, bytes, str]:
-    """Run a command with this input; returns exit code, output and errors. It is killed if it takes longer."""
+    """Run a command with this input; returns exit code, and the end of its output and of its errors.
+
+    It is killed if it takes longer.
+    """
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(
         *command, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(environment), start_new_session=True
     )
     try:
+        assert process.stdout is not None
+        assert process.stderr is not None
         async with asyncio.timeout(timeout_s):
-            output, errors = await process.communicate(data)
+            _, output, errors = await asyncio.gather(
+                _write_input(process, data), read_end(process.stdout), read_end(process.stderr)
+            )
+            await process.wait()
     finally:
         await end_process(process)
     return process.returncode or 0, output, errors.decode(errors="replace")
+
+
+async def _write_input(process: asyncio.subprocess.Process, data: bytes) -> None:
+    assert process.stdin is not None
+    with contextlib.suppress(ConnectionError):
+        process.stdin.write(data)
+        await process.stdin.drain()
+    process.stdin.close()
+
+
+async def read_end(stream: asyncio.StreamReader) -> bytes:
+    """Read a stream to its end and keep the last MB: a machine that prints without end must not fill our memory."""
+    data = b""
+    while block := await stream.read(1 << 16):
+        data = (data + block)[-_MAX_OUTPUT_BYTES:]
+    return data
+
+
+def _read_answer(output: bytes) -> JsonObject | None:
+    """The JSON document in the last line of an output; None if there is none."""
+    try:
+        answer = json.loads(output.decode(errors="replace").strip().splitlines()[-1])
+    except (ValueError, IndexError, RecursionError):
+        return None
+    return answer if isinstance(answer, dict) else None
 
 
 async def end_process(process: asyncio.subprocess.Process, grace_s: float = 0.0) -> None:

@@ -38,7 +38,7 @@ async def read_frame(stream: asyncio.StreamReader) -> tuple[JsonObject, bytes] |
     try:
         header = json.loads(line)
         size = int(header.pop("bytes"))
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise LinkBroken(f"the other side answered {line[:200].decode(errors='replace')!r}") from None
     if not line.endswith(b"\n") or not 0 <= size <= _MAX_BODY_BYTES:
         raise LinkBroken("a message of the link is incomplete")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -19,7 +19,7 @@ from palaestra.redaction import is_secret_name
 
 ANY = "any"
 HERE = ""
-"""The machine of the service in lists of machines."""
+"""The machine of the service."""
 RAY_CLIENT_PORT, RAY_JOBS_PORT = 10001, 8265
 _SSH = re.compile(r"(?:(?P<user>[\w.+-]+)@)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[\w.-]+)(?::(?P<port>\d{1,5}))?")
 _RAY = re.compile(r"ray://(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::(?P<port>\d{1,5}))?/?")
@@ -57,7 +57,7 @@ def parse_address(text: str, place: str = "on") -> HostAddress:
         raise ConfigError(place, text, "is not the address of a Ray cluster", remedy)
     ssh = _SSH.fullmatch(text)
     # A leading dash would be an option of ssh.
-    if ssh is None or ssh["host"].startswith("-"):
+    if ssh is None or text.startswith("-") or ssh["host"].startswith("-"):
         raise ConfigError(place, text, "is not the address of a machine", remedy)
     if ssh["port"] is not None:
         _check_port(place, text, int(ssh["port"]))
@@ -79,7 +79,7 @@ class HostConfig(Section):
     python: str = "python3"
     """Interpreter on that machine, Python 3.11 or newer, with the packages of the trainer."""
     directory: str = "~/.palaestra"
-    """Directory on that machine for code and runs."""
+    """Directory on that machine for code and runs: an absolute path, or one that begins with `~/`."""
     max_running: int | None = Field(default=None, ge=1)
     """Maximum number of concurrent runs there; null: one per processor, for a Ray cluster 16."""
     gpus: tuple[str, ...] | None = None
@@ -106,6 +106,13 @@ class HostConfig(Section):
         except ConfigError as error:
             raise ValueError(f"{error.reason}: {error.remedy}") from None
         return value
+
+    @field_validator("directory")
+    @classmethod
+    def _check_directory(cls, value: str) -> str:
+        if not value.startswith(("/", "~/")) or value.strip("/~") == "" or "\0" in value:
+            raise ValueError(f"{value!r} is neither an absolute path nor one that begins with ~/")
+        return value.rstrip("/")
 
     @field_validator("environment")
     @classmethod
@@ -145,19 +152,27 @@ class HostTable:
         group = tuple(name for name, host in self._hosts.items() if on in host.config.groups)
         if group:
             return group
-        if on not in self._hosts:
-            parse_address(on)
-            known = [*self._hosts, *{group for host in self._hosts.values() for group in host.config.groups}]
-            # A name of the SSH configuration looks like a misspelt host of ours.
-            if known and "@" not in on and "." not in on and ":" not in on and closest_names(on, known):
-                remedy = f"Nearest: {', '.join(closest_names(on, known))}. Write user@{on} for a machine of that name"
-                raise ConfigError("on", on, "no such host or group in the settings of the service", remedy)
+        if on in self._hosts:
+            return (on,)
+        named = next((name for name, host in self._hosts.items() if host.config.address == on), None)
+        if named is not None:
+            return (named,)
+        parse_address(on)
+        known = [*self._hosts, *{group for host in self._hosts.values() for group in host.config.groups}]
+        # A name of the SSH configuration looks like a misspelt host of ours.
+        if known and "@" not in on and "." not in on and ":" not in on and closest_names(on, known):
+            remedy = f"Nearest: {', '.join(closest_names(on, known))}. Write user@{on} for a machine of that name"
+            raise ConfigError("on", on, "no such host or group in the settings of the service", remedy)
         return (on,)
 
     def get(self, name: str, python: str | None = None) -> Host:
         """The machine of a candidate's name. `python` is the interpreter of one that the settings do not have."""
         if name in self._hosts:
             return self._hosts[name]
+        for host in self._hosts.values():
+            # A run may have been sent to the address before it was in the settings.
+            if host.config.address == name:
+                return replace(host, name=name)
         config = HostConfig(address=name) if python is None else HostConfig(address=name, python=python)
         return Host(name, config, parse_address(name))
 

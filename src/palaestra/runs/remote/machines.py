@@ -189,7 +189,8 @@ class Machines:
             answer = await self._connection(host).put(request, archive)
             if "error" in answer:
                 reason = f"{snapshot.about} cannot be stored there ({answer['error']})"
-                raise LaunchRefused("on", host.name, reason, "Free space there, or set another directory of the host")
+                remedy = str(answer.get("remedy") or "Free space there, or set another directory of the host")
+                raise LaunchRefused("on", host.name, reason, remedy)
 
     def _connection(self, host: Host) -> Connection:
         key = (host.name, host.config.python)

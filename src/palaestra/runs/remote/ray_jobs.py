@@ -15,6 +15,7 @@ import base64
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -106,7 +107,7 @@ class Job:
             environment = self._environment({**wanted, "start": start, "home": job["home"]}, Path(directory))
             try:
                 self._client.submit_job(
-                    entrypoint=f"{job['python']} -I -S {_AGENT} job",
+                    entrypoint=f"{_quote(job['python'])} -I -S {_AGENT} job",
                     submission_id=self.job_id,
                     runtime_env={"working_dir": directory, "env_vars": environment},
                     entrypoint_num_cpus=1,
@@ -144,12 +145,11 @@ class Job:
         wanted = {name: self._request[name] for name in ("run_id", "attempt", "directory")}
         request = {**wanted, "stop": stop, "home": self._request["home"]}
         runtime["env_vars"] = {JOB_VARIABLE: base64.b64encode(zlib.compress(json.dumps(request).encode())).decode()}
-        python = str(details.entrypoint).partition(" ")[0]
         stopping = f"{self.job_id}-stop-{int(float(stop['asked']) * 1000)}"
         with contextlib.suppress(RuntimeError):  # it was submitted over an earlier connection
             await asyncio.to_thread(
                 lambda: self._client.submit_job(
-                    entrypoint=f"{python} -I -S {_AGENT} stop",
+                    entrypoint=str(details.entrypoint).removesuffix("job") + "stop",
                     submission_id=stopping,
                     runtime_env=runtime,
                     entrypoint_resources={f"node:{node}": _NODE_RESOURCE},
@@ -197,12 +197,15 @@ class Job:
             have, offset = self._offsets.get(name, 0), int(header["offset"])
             if offset + len(body) <= have:
                 return
-            header, body = {**header, "offset": have}, body[have - offset :]
-            self._offsets[name] = have + len(body)
+            if offset < have:
+                header, body = {**header, "offset": have}, body[have - offset :]
+            self._offsets[name] = int(header["offset"]) + len(body)
         elif kind == "whole":
             if header["offset"] == 0:
-                known = self._versions.get(name) == (header["total"], header["mtime_ns"])
-                self._skipping = name if known else ""
+                version = (header["total"], header["mtime_ns"])
+                self._skipping = name if self._versions.get(name) == version else ""
+                # A file that was replaced is in the log in every version: an older one makes the next one new again.
+                self._versions[name] = version
             if self._skipping == name:
                 return
         yield header, body
@@ -227,6 +230,11 @@ def _lay_out(directory: Path, parts: JsonObject) -> None:
             target = directory / name / file
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(Path(part["root"]) / file, target, follow_symlinks=False)
+
+
+def _quote(path: str) -> str:
+    """A path for the shell of the node, which expands a leading `~/`."""
+    return f"~/{shlex.quote(path[2:])}" if path.startswith("~/") else shlex.quote(path)
 
 
 async def _repeat(work: Callable[[], None]) -> None:

@@ -22,7 +22,7 @@ from palaestra.errors import HostUnreachable, LaunchRefused, PalaestraError
 from palaestra.files.atomic import write_json
 from palaestra.files.run_directory import Attempt
 from palaestra.runs.process.attempt_process import write_stop_request
-from palaestra.runs.remote.connection import STREAM_LIMIT, Connection, end_process
+from palaestra.runs.remote.connection import STREAM_LIMIT, Connection, end_process, read_end
 from palaestra.runs.remote.frames import LinkBroken, read_frame
 from palaestra.runs.remote.hosts import Host
 from palaestra.runs.remote.mirror import Mirror
@@ -37,7 +37,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 20.0
 _FULL_DISK_PAUSE_S = 1.0
 _GOODBYE_S = 2.0
 """Time for a link to end by itself after its attempt has."""
-_MAX_STDERR_BYTES = 1 << 16
 _log = logging.getLogger(__name__)
 
 Spawn = Callable[[Coroutine[Any, Any, None]], "asyncio.Task[None]"]
@@ -214,7 +213,7 @@ class RemoteProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        errors = asyncio.ensure_future(_read_errors(process.stderr))
+        errors = asyncio.ensure_future(read_end(process.stderr))
         try:
             request = await asyncio.to_thread(self._request)
             process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -224,7 +223,7 @@ class RemoteProcess:
             if await self._read_frames(process.stdout):
                 return
             returncode = await process.wait()
-            raise self._connection.explain(returncode, await errors)
+            raise self._connection.explain(returncode, (await errors).decode(errors="replace"))
         finally:
             self._input = None
             process.stdin.close()
@@ -256,11 +255,16 @@ class RemoteProcess:
             if frame is None:
                 return False
             header, body = frame
-            if self._problem and header["kind"] != "waiting":
-                _log.info("%s: %s answers again", self.attempt.path, self._host.name)
-                self._problem = ""
-            if await self._process(header, body):
-                return True
+            try:
+                if self._problem and header["kind"] != "waiting":
+                    _log.info("%s: %s answers again", self.attempt.path, self._host.name)
+                    self._problem = ""
+                if await self._process(header, body):
+                    return True
+            except (KeyError, TypeError, ValueError, OverflowError) as error:
+                # A fault there must not end the task that links again.
+                text = f"{self._host.name} sent a message that cannot be read ({type(error).__name__}: {error})"
+                raise LinkBroken(text) from None
 
     async def _process(self, header: JsonObject, body: bytes) -> bool:
         kind = header["kind"]
@@ -268,9 +272,11 @@ class RemoteProcess:
             self._refuse(str(header["reason"]))
             return True
         if kind == "end":
-            # An attempt that is unknown there was never started, or its directory was removed.
-            lost = "" if header.get("known", True) else f"its directory on {self._host.describe()} is gone"
-            self._finish(rebooted=bool(header.get("rebooted")), lost=str(header.get("reason") or lost))
+            lost = str(header.get("reason") or "")
+            self._finish(
+                rebooted=bool(header.get("rebooted")),
+                lost=lost if header.get("known", True) else self._explain_unknown(),
+            )
             return True
         if kind in ("started", "status"):
             self._confirm()
@@ -308,6 +314,13 @@ class RemoteProcess:
             write_json(self.attempt.exit, {"schema": 1, "returncode": None, "launch_error": reason})
         self._finish()
 
+    def _explain_unknown(self) -> str:
+        """Why the other machine does not know the attempt; empty if it was stopped before it began."""
+        machine = self._host.describe()
+        if self._place.started:
+            return f"its directory on {machine} is gone"
+        return f"it was not started on {machine}" if self._stop is None else ""
+
     def _finish(self, *, rebooted: bool = False, lost: str = "") -> None:
         if rebooted or lost:
             with contextlib.suppress(OSError):
@@ -315,10 +328,3 @@ class RemoteProcess:
         self._problem = ""
         self._confirmed.set()
         self._ended.set()
-
-
-async def _read_errors(stream: asyncio.StreamReader) -> str:
-    data = b""
-    while block := await stream.read(4096):
-        data = (data + block)[-_MAX_STDERR_BYTES:]
-    return data.decode(errors="replace")

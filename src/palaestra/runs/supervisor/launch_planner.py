@@ -19,6 +19,7 @@ from palaestra.files.home import Home
 from palaestra.redaction import Redactor, is_secret_key, redact_command
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
 from palaestra.runs.record import CheckpointRecord, RunRecord
+from palaestra.runs.remote.hosts import HERE
 from palaestra.runs.remote.machines import MachineFacts, Machines, Shipment, refusal
 from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, Runner
 from palaestra.runs.runners.registry import runner_not_found
@@ -26,7 +27,7 @@ from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.registry import Registry
-from palaestra.runs.supervisor.queue import HERE, Slots, gpu_shortage
+from palaestra.runs.supervisor.queue import Slots, gpu_shortage
 from palaestra.runs.supervisor.resume import ResumeRequest, find_resume_point
 from palaestra.runs.supervisor.run_files import attempt_paths, find_plan_fault, free_disk_bytes
 

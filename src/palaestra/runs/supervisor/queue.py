@@ -17,16 +17,13 @@ from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.runs.record import RunRecord
+from palaestra.runs.remote.hosts import HERE
 from palaestra.runs.wire import API_SCHEMA, JsonObject
 
 _NO_SERVICE = "waits for a service; palaestra serve starts one"
 Gpus: TypeAlias = tuple[str, ...]
 """Indices of the GPUs leased to a run."""
 _log = logging.getLogger(__name__)
-
-
-HERE = ""
-"""The machine of the service."""
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from palaestra.runs.process.attempt_process import (
 )
 from palaestra.runs.process.resource_usage import ResourceSampler
 from palaestra.runs.record import Alarm, RunRecord
+from palaestra.runs.remote.hosts import HERE
 from palaestra.runs.remote.remote_process import RemotePlace, RemoteProcess
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec
@@ -38,7 +39,7 @@ from palaestra.runs.state.progress import AttemptProgress, RunTotals
 from palaestra.runs.supervisor.attempt_monitor import AttemptMonitor
 from palaestra.runs.supervisor.context import SupervisorContext
 from palaestra.runs.supervisor.launch_planner import find_script_change
-from palaestra.runs.supervisor.queue import HERE, Lease
+from palaestra.runs.supervisor.queue import Lease
 from palaestra.runs.supervisor.resume import read_current_spec
 from palaestra.runs.supervisor.run_files import digest_plan, prepare_attempt
 from palaestra.runs.supervisor.state_writer import RunStateWriter
@@ -102,7 +103,8 @@ class SupervisedRun:
                 return "queued"
             attempt = self.state.paths.attempt(self.state.record.attempt)
             plan, place = AttemptPlan.read(attempt), RemotePlace.read(attempt)
-            self.lease = Lease(plan.gpus, HERE if place is None else place.host)
+            # The row has the machine from the moment of the launch; remote.json is written after the code is sent.
+            self.lease = Lease(plan.gpus, self.state.record.host if place is None else place.host)
             if place is not None and not attempt.exit.exists():
                 return await self._adopt_elsewhere(attempt, plan, place)
             status = await asyncio.to_thread(_find_status, attempt)
@@ -199,15 +201,12 @@ class SupervisedRun:
         try:
             plan = await self._plan(number)
             await asyncio.to_thread(prepare_attempt, attempt, plan, self.lease.gpus)
-        except HostUnreachable as error:
-            if is_recorded and (place := RemotePlace.read(attempt)) is not None:
-                # The request of an earlier service may have reached the machine: ask when it answers.
-                await self._adopt_elsewhere(attempt, AttemptPlan.read(attempt), replace(place, started=True))
-            elif is_recorded or not self._postpone(error):
-                await self._refuse(str(error), "unreachable")
-            return
         except Exception as error:  # noqa: BLE001 - a runner is third-party code
-            await self._refuse(self._describe(error), "preflight")
+            if is_recorded and (place := RemotePlace.read(attempt)) is not None:
+                await self._link(attempt, AttemptPlan.read(attempt), place)
+            elif is_recorded or not self._postpone(error):
+                is_away = isinstance(error, HostUnreachable)
+                await self._refuse(self._describe(error), "unreachable" if is_away else "preflight")
             return
         spec = self.spec
         try:
@@ -226,7 +225,7 @@ class SupervisedRun:
                     config_digest=config_digest,
                     host=host,
                 )
-            process = await self._launch_process(plan, attempt, spec)
+            process = await self._launch_process(plan, attempt)
         except Exception as error:  # noqa: BLE001 - a failed launch must release its slot
             survivors = await asyncio.to_thread(find_survivors, attempt)
             await kill_all(survivors.label, survivors.trainer)
@@ -234,30 +233,31 @@ class SupervisedRun:
             return
         await self._supervise(process, AttemptPlan.of(plan, self.lease.gpus))
 
-    async def _launch_process(
-        self, plan: LaunchPlan, attempt: Attempt, spec: RunSpec
-    ) -> AttemptProcess | RemoteProcess:
-        if self.lease.machine == HERE:
-            return await AttemptProcess.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
-        machines, lease = self._context.planner.machines, self.lease
-        return await machines.launch(lease.machine, plan, attempt, spec, lease.gpus, self._spawn)
+    async def _launch_process(self, plan: LaunchPlan, attempt: Attempt) -> AttemptProcess | RemoteProcess:
+        machines, lease, spec = self._context.planner.machines, self.lease, self.spec
+        if lease.machine != HERE:
+            return await machines.launch(lease.machine, plan, attempt, spec, lease.gpus, self._spawn)
+        return await AttemptProcess.launch(plan, attempt, memory_mb=spec.memory_mb, nice=spec.nice)
 
-    def _postpone(self, error: HostUnreachable) -> bool:
-        """Return to the queue because the machine does not answer; False if that would not help."""
-        if error.permanent:
+    def _postpone(self, error: Exception) -> bool:
+        """Return to the queue if the machine does not answer; False if that would not help."""
+        if not isinstance(error, HostUnreachable) or error.permanent:
             return False
         machine, self.lease, self.has_slot = self.lease.machine, Lease(), False
         self._context.on_unreachable(machine, error.reason)
         return True
 
     async def _adopt_elsewhere(self, attempt: Attempt, plan: AttemptPlan, place: RemotePlace) -> str:
-        if not place.started:
+        if not place.started and self.state.phase is not Phase.STOPPING:
             # The other machine may have started it: it is asked to, and starts an attempt once.
             self._spawn(self._relaunch(attempt.number))
             return "relaunched"
-        process = self._context.planner.machines.adopt(attempt, place, self._spawn)
-        await self._adopt_process(process, plan)
+        await self._link(attempt, plan, place)
         return "adopted"
+
+    async def _link(self, attempt: Attempt, plan: AttemptPlan, place: RemotePlace) -> None:
+        # Also without a confirmation: the request of an earlier service may have reached the machine.
+        await self._adopt_process(self._context.planner.machines.adopt(attempt, place, self._spawn), plan)
 
     async def _relaunch(self, number: int) -> None:
         async with self._lock:

@@ -31,6 +31,7 @@ from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
 from palaestra.runs.record import RunChanges, RunEdit, RunEvent, RunRecord
+from palaestra.runs.remote.hosts import HERE
 from palaestra.runs.remote.machines import Machines
 from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
@@ -41,7 +42,6 @@ from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.context import BackgroundTasks, SupervisorContext
 from palaestra.runs.supervisor.launch_planner import LaunchPlanner, Preview
 from palaestra.runs.supervisor.queue import (
-    HERE,
     QueuedRun,
     QueueFile,
     QueueStatus,
