@@ -139,7 +139,7 @@ def test_another_version_of_ray_is_refused(nodes, monkeypatch):
         RayCluster.connect(ActorsConfig(backend="ray", address=nodes.address))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere", "a..b:6379", "127.0.0.1:²"])
 def test_an_address_without_a_cluster_is_refused(address):
     with pytest.raises(ConfigError, match=rf"actors.address = '{address}': (no Ray cluster|is not host:port)"):
         RayCluster.connect(ActorsConfig(backend="ray", address=address))

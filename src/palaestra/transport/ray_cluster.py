@@ -401,13 +401,13 @@ def _initialize(ray: Any, config: ActorsConfig, cpus: float) -> None:
 
 def _split_address(address: str) -> tuple[str, int] | None:
     host, _, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if host and port.isdigit() else None
+    return (host.strip("[]"), int(port)) if host and port.isascii() and port.isdigit() else None
 
 
 def _is_reachable(place: tuple[str, int], timeout: float) -> bool:
     try:
         socket.create_connection(place, timeout).close()
-    except OSError:
+    except (OSError, UnicodeError, OverflowError):  # the last two: not a host name, not a port
         return False
     return True
 
