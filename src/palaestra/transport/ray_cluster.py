@@ -51,7 +51,7 @@ class ActorsConfig(Section):
     `$RAY_ADDRESS`, or else a Ray instance on this machine that ends with the run."""
     num_actors: int = Field(default=2, ge=1, le=10_000)
     """Number of actors. Vector environments: each steps a share of `env.num_envs`. Screens: each plays a share of
-    `actor_pool.target_concurrent_actors`."""
+    `actor_pool.target_concurrent_actors`. Never more than there are of these."""
     num_cpus: float = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for each actor, and for the sampler of screens."""
     num_gpus: float = Field(default=0.0, ge=0)
