@@ -243,7 +243,7 @@ def test_actors_on_a_cluster_step_environments_of_envpool(nodes, tmp_path):
 
 def test_an_unusable_environment_is_refused_before_a_cluster_is_started(monkeypatch, tmp_path):
     monkeypatch.setattr(RayCluster, "connect", lambda *_, **__: pytest.fail("it was started"))
-    with pytest.raises(ConfigError, match="env.id = 'NoSuch-v0'"):
+    with pytest.raises(ConfigError, match=r"env.id = 'NoSuch-v0'"):
         train(run_config("NoSuch-v0"), root=tmp_path, run_id="a")
 
 
