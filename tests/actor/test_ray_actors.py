@@ -202,12 +202,12 @@ def test_a_killed_node_loses_no_segment_and_every_episode_is_counted_once(connec
     assert all(number - batch["policy_version"].min() <= 1 for number, batch in enumerate(seen))
 
 
-def run_config(env="CartPole-v1", kwargs=None, actors=None, **trainer):
+def run_config(env="CartPole-v1", kwargs=None, actors=None, backend="gymnasium", **trainer):
     rooms.Room.made = 0
     defaults = {"total_timesteps": 6 * 64, "rollout_length": 16, "seed": 3}
     return config_from(
         {
-            "env": {"id": env, "num_envs": 4, "kwargs": kwargs or {}},
+            "env": {"id": env, "num_envs": 4, "kwargs": kwargs or {}, "backend": backend},
             "algorithm": {"n_epochs": 1, "batch_size": 32},
             "trainer": defaults | trainer,
             "actors": {"backend": "ray", "num_cpus": 0.5, "start_timeout": 280} if actors is None else actors,
@@ -229,6 +229,22 @@ def test_one_changed_line_trains_the_same_policy_and_a_resume_continues_exactly(
     again = train(run_config(actors={}, total_timesteps=8 * 64), root=tmp_path, run_id="-", resume=resumed.run)
     assert again.steps == 512  # on this machine, with new episodes
     wait_until(lambda: not any(actors_on(nodes.worker_nodes)))
+
+
+def test_actors_on_a_cluster_step_environments_of_envpool(nodes, tmp_path):
+    pytest.importorskip("envpool")
+    # As many actors as there are environments (4), although the cluster has no room for 100.
+    actors = {"backend": "ray", "num_actors": 100, "num_cpus": 0.5, "start_timeout": 280}
+    outcome = train(run_config(actors=actors, backend="envpool"), root=tmp_path, run_id="ray")
+    local = train(run_config(actors={}, backend="envpool"), root=tmp_path, run_id="local")
+    assert weights_of(outcome) == weights_of(local)
+    wait_until(lambda: not any(actors_on(nodes.worker_nodes)))
+
+
+def test_an_unusable_environment_is_refused_before_a_cluster_is_started(monkeypatch, tmp_path):
+    monkeypatch.setattr(RayCluster, "connect", lambda *_, **__: pytest.fail("it was started"))
+    with pytest.raises(ConfigError, match=r"env.id = 'NoSuch-v0'"):
+        train(run_config("NoSuch-v0"), root=tmp_path, run_id="a")
 
 
 def test_an_error_of_an_environment_ends_the_run_with_its_traceback_and_leaves_a_checkpoint(nodes, tmp_path):

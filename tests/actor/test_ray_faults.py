@@ -103,6 +103,25 @@ def test_a_driver_outside_the_cluster_trains_through_a_client_address(nodes, hom
     wait_until(lambda: not any(actors_on(nodes.worker_nodes)))
 
 
+def test_a_driver_outside_the_cluster_that_loses_it_saves_a_checkpoint_and_says_so(home):
+    path, started = home
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with start_cluster(nodes=1, ray_client_server_port=port) as cluster:
+        settings = ["trainer.rollout_length=64", "algorithm.batch_size=64"]
+        started.append(process := start_run(f"ray://127.0.0.1:{port}", path, *settings))
+        wait_until(lambda: saved_updates(path) >= 3 or process.poll() is not None, 200)
+        assert process.poll() is None, process.stdout.read()
+        server = cluster.head_node.all_processes["ray_client_server"][0].process.pid
+        for pid in (*children_of(server), server):
+            os.kill(pid, signal.SIGKILL)
+        output, _ = process.communicate(timeout=150)
+    assert process.returncode == 1, output
+    message = r"^error: the connection to the Ray cluster at ray://\S+ was lost. .*Resume with"
+    assert re.search(message, output, re.MULTILINE), output
+    assert "Traceback" not in output
+
+
 @contextlib.contextmanager
 def node_with(cluster, package):
     """A node whose processes find this module instead of ours."""
@@ -139,7 +158,7 @@ def test_another_version_of_ray_is_refused(nodes, monkeypatch):
         RayCluster.connect(ActorsConfig(backend="ray", address=nodes.address))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere"])
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "ray://127.0.0.1:1", "nowhere", "a..b:6379", "127.0.0.1:²"])
 def test_an_address_without_a_cluster_is_refused(address):
     with pytest.raises(ConfigError, match=rf"actors.address = '{address}': (no Ray cluster|is not host:port)"):
         RayCluster.connect(ActorsConfig(backend="ray", address=address))

@@ -17,7 +17,7 @@ import torch
 from gymnasium import spaces
 
 from palaestra.actor.compatibility import rollout_spec
-from palaestra.errors import ConfigError, NonFiniteError, RankFailed
+from palaestra.errors import CollectorFailed, ConfigError, NonFiniteError, RankFailed
 from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.batch import flatten_rollout
 from palaestra.learner.ppo import PPO
@@ -25,6 +25,7 @@ from palaestra.learner.rollout_learner import RolloutLearner
 from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.flat_parameters import FlatParameters
+from palaestra.train.run import _Run, run_updates
 from palaestra.transport.ranks import ALONE, join_ranks
 
 CHECKS = []
@@ -179,6 +180,42 @@ def a_failure_in_one_process_is_raised_in_both_with_its_message(ranks):
 
     with pytest.raises(ConfigError, match=r"^a = 1: refused\.$"):  # the same in both: as in one process
         ranks.run(refuse)
+
+
+@check
+def weights_that_one_process_cannot_publish_end_the_loop_of_both(ranks):
+    released = []
+    batch = SimpleNamespace(experience=None)
+    source = SimpleNamespace(
+        next_batch=lambda: batch, raise_if_failed=None, release=lambda batch, version: released.append(version)
+    )
+    learner = SimpleNamespace(version=0, weights=dict)
+
+    def update(experience, poll):
+        learner.version += 1
+        return {}
+
+    def publish(version, weights):
+        if ranks.is_first and version == 2:
+            raise CollectorFailed("the sampler is gone")
+
+    learner.update = update
+    source.metrics = lambda batch, timing: {}
+    updates = run_updates(source, learner, SimpleNamespace(publish=publish), lambda: ranks.any(False), ranks)
+    next(updates)
+    with pytest.raises(RankFailed, match=r"process 0 of 2 .* the sampler is gone"):
+        next(updates)
+    assert released == [1, 2]  # both count the update that was made
+
+
+@check
+def an_evaluation_that_fails_in_the_first_process_ends_both(ranks):
+    def evaluate():
+        raise CollectorFailed("the game is over")
+
+    run = SimpleNamespace(_ranks=ranks, _components=SimpleNamespace(evaluate=evaluate))
+    with pytest.raises(RankFailed, match=r"process 0 of 2 .* the game is over"):
+        _Run._evaluate(run)
 
 
 @check

@@ -30,7 +30,7 @@ from palaestra.learner.checkpoint import TrainingCheckpoint, load_checkpoint, sa
 from palaestra.telemetry import Telemetry, open_telemetry
 from palaestra.telemetry.config import check_telemetry
 from palaestra.telemetry.event import CheckpointSaved, EpisodeSummary, LogLine, PhaseChanged, TrainingStep
-from palaestra.transport.ranks import Ranks, join_ranks
+from palaestra.transport.ranks import ALONE, Ranks, join_ranks
 from palaestra.transport.source import Batch, ExperienceSource, Timing
 from palaestra.transport.weights import WeightPublisher
 
@@ -51,9 +51,18 @@ def run_updates(
     learner: Learner[Any, Any],
     publisher: WeightPublisher[Any],
     is_complete: Callable[[], bool],
+    ranks: Ranks = ALONE,
 ) -> Iterator[Update]:
-    """Train until `is_complete`, or until the source returns no batch because the run was asked to stop."""
-    publisher.publish(learner.version, learner.weights())
+    """Train until `is_complete`, or until the source returns no batch because the run was asked to stop.
+
+    If the weights cannot be published in one of the `ranks`, all of them fail together.
+    """
+
+    def publish() -> None:
+        weights = learner.weights()  # in all processes, if they are divided
+        ranks.run(lambda: publisher.publish(learner.version, weights))
+
+    publish()
     while not is_complete():
         began = time.perf_counter()
         batch = source.next_batch()
@@ -67,7 +76,7 @@ def run_updates(
             raise
         # Publish first: a collector that gets a free slot must find the new weights.
         try:
-            publisher.publish(learner.version, learner.weights())
+            publish()
         except CollectorFailed:
             # The update is made; a resumed run must not make it again, and publishes it first.
             source.release(batch, learner.version)
@@ -277,9 +286,8 @@ class _Run:
                 components.open(self._attempt, self._telemetry, lambda: stop.requested)
                 try:
                     self._evaluate_first()
-                    for update in run_updates(
-                        components.source, components.learner, components.publisher, self._is_complete
-                    ):
+                    parts = (components.source, components.learner, components.publisher)
+                    for update in run_updates(*parts, self._is_complete, self._ranks):
                         self._after_update(update)
                 finally:
                     components.source.close()
@@ -302,15 +310,19 @@ class _Run:
         return self._interruption.requested or done >= self._schedule.total
 
     def _evaluate_first(self) -> None:
-        if self._schedule.evaluate_first and self._progress.updates == 0 and self._ranks.is_first:
-            self._final = self._components.evaluate()
+        if self._schedule.evaluate_first and self._progress.updates == 0:
+            self._final = self._evaluate()
             self._telemetry.emit(TrainingStep(0, self._progress.steps, self._final))
+
+    def _evaluate(self) -> dict[str, float]:
+        """The metrics of an evaluation in the first process; nothing in the others, which wait for it."""
+        return self._ranks.run(lambda: self._components.evaluate() if self._ranks.is_first else {})
 
     def _after_update(self, update: Update) -> None:
         every, metrics, number = self._schedule.every, update.metrics, self._progress.updates
         evaluates = _is_due(every.eval_every, number) or self._components.is_evaluation_due()
-        if evaluates and self._ranks.is_first:
-            metrics |= self._components.evaluate()
+        if evaluates:
+            metrics |= self._evaluate()
         self._final = metrics
         for text in self._components.warnings(metrics):
             self._warn(text)

@@ -347,7 +347,9 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
             if not ranks.is_first:
                 return None
             if config.actors.backend == "ray":
-                cluster = stack.enter_context(RayCluster.connect(config.actors, extra_actors=1))
+                num_actors = min(config.actors.num_actors, config.actor_pool.target_concurrent_actors)
+                actors = config.actors.model_copy(update={"num_actors": num_actors})
+                cluster = stack.enter_context(RayCluster.connect(actors, extra_actors=1))
                 check_sessions(cluster, config.environment)
             address = find_sessions(
                 config.environment,

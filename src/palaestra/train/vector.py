@@ -43,7 +43,6 @@ from palaestra.transport.ranks import ALONE, Ranks, current_ranks
 from palaestra.transport.ray_cluster import RayCluster
 from palaestra.transport.weights import BoardPublisher, SharedWeights
 
-ONE_COPY = {"num_envs": 1, "vectorization": "in_process"}
 SHARED_GENERATOR = (
     "The copies of this environment draw from one generator (env.vectorization), so that several actors play other "
     "episodes than one. For the same numbers as on one machine set env.vectorization=in_process."
@@ -247,12 +246,13 @@ def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any
         ranks, cluster = current_ranks(), None
         check_rollout_ranks(config, ranks)
         if config.actors.backend == "ray":
-            # One copy of the environment is enough for its spaces.
-            probe = config.model_copy(update={"env": config.env.model_copy(update=ONE_COPY)})
-            cluster = stack.enter_context(RayCluster.connect(config.actors))
-            first, policy = make_env_and_policy(probe, pretrained=resume is None)
+            # First, so that an unusable environment is refused before anything is started.
+            first, policy = make_env_and_policy(_with_one_copy(config), pretrained=resume is None)
             stack.callback(first.close)
             env: VectorEnv = RemoteEnvs(first, config.env.num_envs)
+            num_actors = min(config.actors.num_actors, config.env.num_envs)
+            actors = config.actors.model_copy(update={"num_actors": num_actors})
+            cluster = stack.enter_context(RayCluster.connect(actors))
         else:
             share = ranks.share(config.env.num_envs)
             env, policy = make_env_and_policy(config, pretrained=resume is None, share=share)
@@ -263,6 +263,14 @@ def train(config: RunConfig, *, resume: RunDirectory | None = None, **where: Any
         return training
 
     return run(config, build, resume=resume, **where)
+
+
+def _with_one_copy(config: RunConfig) -> RunConfig:
+    """The configuration with one environment in this process, which is enough for its spaces."""
+    update: dict[str, Any] = {"num_envs": 1}
+    if config.env.backend == "gymnasium" and config.env.vectorization != "native":
+        update["vectorization"] = "in_process"
+    return config.model_copy(update={"env": config.env.model_copy(update=update)})
 
 
 def training_settings(config: RunConfig) -> dict[str, Any]:

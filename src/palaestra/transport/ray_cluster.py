@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Self, TypeAlias
 
 from pydantic import Field
@@ -51,7 +51,7 @@ class ActorsConfig(Section):
     `$RAY_ADDRESS`, or else a Ray instance on this machine that ends with the run."""
     num_actors: int = Field(default=2, ge=1, le=10_000)
     """Number of actors. Vector environments: each steps a share of `env.num_envs`. Screens: each plays a share of
-    `actor_pool.target_concurrent_actors`."""
+    `actor_pool.target_concurrent_actors`. Never more than there are of these."""
     num_cpus: float = Field(default=1.0, ge=0)
     """CPUs that Ray reserves for each actor, and for the sampler of screens."""
     num_gpus: float = Field(default=0.0, ge=0)
@@ -170,9 +170,15 @@ class RayCluster:
             options["concurrency_groups"] = {"control": 1}
         else:
             options["max_concurrency"] = concurrency
-        handle = self._ray.remote(**options)(actor_class).remote(*args)
+        with self._detect_disconnection():
+            handle = self._ray.remote(**options)(actor_class).remote(*args)
         self._actors.append(handle)
         return handle
+
+    def call(self, method: Any, *args: Any) -> Ref:
+        """Call a method of an actor's handle; returns the reference of its result."""
+        with self._detect_disconnection():
+            return method.remote(*args)
 
     def wait_until_started(self, refs: Sequence[Ref], what: str) -> None:
         """Wait for the first reply of new actors; `CollectorFailed` if one fails, or is not placed in time."""
@@ -212,25 +218,26 @@ class RayCluster:
 
     def put(self, value: Any) -> Ref:
         """Copy a value into the object store."""
-        return self._ray.put(value)
+        with self._detect_disconnection():
+            return self._ray.put(value)
 
     def wait(self, refs: Sequence[Ref], timeout: float) -> list[Ref]:
         """The references whose values exist; at least one, unless `timeout` seconds pass before."""
         if not refs:
             return []
-        ready = self._ray.wait(list(refs), num_returns=1, timeout=timeout, fetch_local=False)[0]
-        if not ready:
-            return []
-        return list(self._ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)[0])
+        with self._detect_disconnection():
+            if not self._ray.wait(list(refs), num_returns=1, timeout=timeout, fetch_local=False)[0]:
+                return []
+            return list(self._ray.wait(list(refs), num_returns=len(refs), timeout=0, fetch_local=False)[0])
 
     def get(self, ref: Ref) -> Any:
         """The value of a reference; raises `LostActor` or `ActorRaised` if there is none."""
-        with _translate_errors(self._ray.exceptions):
+        with self._detect_disconnection(), _translate_errors(self._ray.exceptions):
             return self._ray.get(ref)
 
     async def get_soon(self, ref: Ref) -> Any:
         """As `get`, in an event loop."""
-        with _translate_errors(self._ray.exceptions):
+        with self._detect_disconnection(), _translate_errors(self._ray.exceptions):
             return await ref
 
     # ------------------------------------------------------------------ health
@@ -243,6 +250,19 @@ class RayCluster:
                 f"the head of the Ray cluster at {self.address} has not answered for {self.config.head_timeout:g} s "
                 "(actors.head_timeout). Start the cluster again, and resume."
             )
+
+    @contextlib.contextmanager
+    def _detect_disconnection(self) -> Iterator[None]:
+        """Raise `CollectorFailed` if a call fails because a driver outside the cluster has lost its connection."""
+        try:
+            yield
+        except Exception as error:  # Ray raises several types, also this one
+            is_lost = isinstance(error, ConnectionError) or not self._ray.util.client.ray.is_connected()
+            if not self.is_client or not is_lost:
+                raise
+            self.has_failed = True
+            text = f"the connection to the Ray cluster at {self.address} was lost. Start it again, and resume."
+            raise CollectorFailed(text) from None
 
     def close(self) -> None:
         """End every actor, and the Ray instance if it was started here. May be called repeatedly."""
@@ -401,13 +421,13 @@ def _initialize(ray: Any, config: ActorsConfig, cpus: float) -> None:
 
 def _split_address(address: str) -> tuple[str, int] | None:
     host, _, port = address.rpartition(":")
-    return (host.strip("[]"), int(port)) if host and port.isdigit() else None
+    return (host.strip("[]"), int(port)) if host and port.isascii() and port.isdigit() else None
 
 
 def _is_reachable(place: tuple[str, int], timeout: float) -> bool:
     try:
         socket.create_connection(place, timeout).close()
-    except OSError:
+    except (OSError, UnicodeError, OverflowError):  # the last two: not a host name, not a port
         return False
     return True
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -68,10 +69,17 @@ class _NewestWeights:
 
     def __init__(self, policy: VLMPolicy, threads: int) -> None:
         self._policy, self._sampler = policy, LocalSampler(policy, threads=threads)
-        self.waiting: tuple[int, Arrays] | None = None
+        self._lock = threading.Lock()
+        self._waiting: tuple[int, Arrays] | None = None
+
+    def put(self, version: int, arrays: Arrays) -> None:
+        """Load these weights before the next batch. Called by another thread."""
+        with self._lock:
+            self._waiting = (version, arrays)
 
     def sample(self, requests: Any, *, temperature: float) -> list[SampledReply]:
-        waiting, self.waiting = self.waiting, None
+        with self._lock:
+            waiting, self._waiting = self._waiting, None
         if waiting is not None:
             version, arrays = waiting
             self._policy.load_trainable_state({name: torch.tensor(array) for name, array in arrays.items()})
@@ -101,7 +109,7 @@ class SamplerWorker:
     async def load(self, version: int, arrays: Arrays) -> None:
         """Use these weights from the next batch on."""
         await self._ready.wait()
-        self._newest.waiting = (version, arrays)
+        self._newest.put(version, arrays)
 
     async def set_num_actors(self, count: int) -> float:
         """Set the number of running episodes; returns the time that sampling has taken so far."""
@@ -228,7 +236,7 @@ class ClusterEpisodes:
         """Set the number of running episodes, for which batches wait."""
         self._num_episodes = count
         if self._sampler is not None:
-            self._unconfirmed.append(self._sampler.handle.set_num_actors.remote(count))
+            self._unconfirmed.append(self.cluster.call(self._sampler.handle.set_num_actors, count))
 
     @asynccontextmanager
     async def start_workers(self, on_failed_attempt: Callable[[Trajectory], None]) -> AsyncIterator[RolloutWorkers]:
@@ -239,8 +247,11 @@ class ClusterEpisodes:
             self._sampler = self._start_sampler()
             count = _number_of_workers(self.cluster.config.num_actors, self.concurrent, self.episode_setup)
             self._workers = [self._start_worker(index, count) for index in range(count)]
-            for remote in (self._sampler, *self._workers):
-                await self._wait_until_started(remote, "an actor of the run")
+            try:
+                for remote in (self._sampler, *self._workers):
+                    await self._wait_until_started(remote, "an actor of the run")
+            except LostActor as lost:
+                raise CollectorFailed(f"an actor of the run was lost while it started: {lost}.") from None
             yield RolloutWorkers(self.play, self)
         finally:
             self._watch.cancel()
@@ -256,7 +267,8 @@ class ClusterEpisodes:
                 await self._wait_until_started(sampler, "the replacement of the sampler")
                 await self._wait_until_started(worker, "the replacement of an actor")
                 await self._confirm()
-                result: EpisodeResult = await self._reply(worker.handle.play.remote(request, sampler.handle))
+                play = self.cluster.call(worker.handle.play, request, sampler.handle)
+                result: EpisodeResult = await self._reply(play)
             except LostPeer as lost:
                 self._replace_sampler(sampler, str(lost))
             except LostActor as lost:
@@ -313,10 +325,10 @@ class ClusterEpisodes:
     def _start_sampler(self) -> _Remote:
         gpus = self.cluster.config.num_gpus
         handle = self.cluster.start_actor(SamplerWorker, self.sampler_setup, gpus=gpus, concurrency=CONCURRENT_CALLS)
-        self._unconfirmed = [handle.set_num_actors.remote(self._num_episodes)]
+        self._unconfirmed = [self.cluster.call(handle.set_num_actors, self._num_episodes)]
         if (newest := self._publisher.newest) >= 0:
-            self._unconfirmed.append(handle.load.remote(newest, self._publisher.ref(newest)))
-        return _Remote(handle, handle.prepare.remote())
+            self._unconfirmed.append(self.cluster.call(handle.load, newest, self._publisher.ref(newest)))
+        return _Remote(handle, self.cluster.call(handle.prepare))
 
     def _start_worker(self, index: int, count: int) -> _Remote:
         setup, sessions = self.episode_setup, self.episode_setup.sessions
@@ -324,11 +336,11 @@ class ClusterEpisodes:
             # Each server is one screen, so no two workers may use it.
             setup = replace(setup, sessions=replace(sessions, urls=sessions.urls[index::count]))
         handle = self.cluster.start_actor(EpisodeWorker, setup, concurrency=CONCURRENT_CALLS)
-        return _Remote(handle, handle.prepare.remote())
+        return _Remote(handle, self.cluster.call(handle.prepare))
 
     def _send_weights(self, version: int, ref: Ref) -> None:
         if self._sampler is not None:
-            self._unconfirmed.append(self._sampler.handle.load.remote(version, ref))
+            self._unconfirmed.append(self.cluster.call(self._sampler.handle.load, version, ref))
 
     async def _wait_until_started(self, remote: _Remote, what: str) -> None:
         if remote.is_ready:
@@ -375,7 +387,9 @@ class ClusterEpisodes:
         """Close every session if that is quick, then end the actors."""
         if not self.cluster.has_failed:
             closing = [
-                self.cluster.get_soon(worker.handle.close.remote()) for worker in self._workers if worker.is_ready
+                self.cluster.get_soon(self.cluster.call(worker.handle.close))
+                for worker in self._workers
+                if worker.is_ready
             ]
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT_S):

@@ -56,7 +56,10 @@ class ClusterSource(ExperienceSource[RolloutBuffer]):
         torch_threads: int = 1,
     ) -> None:
         """`config`: settings of asynchronous collection, None: synchronous. Other arguments as `AsynchronousSource`."""
-        self._cluster, self._policy, self._env, self._env_config = cluster, policy, env, env_config
+        self._cluster, self._policy, self._env = cluster, policy, env
+        # An actor uses the cores that are reserved for it, not all of its node.
+        num_workers = env_config.num_workers or max(1, int(cluster.config.num_cpus))
+        self._env_config = env_config.model_copy(update={"num_workers": num_workers})
         self._is_synchronous = config is None
         self._config = config or AsyncConfig(max_staleness=0)
         self.is_exact = self._is_synchronous or self._config.reproducible

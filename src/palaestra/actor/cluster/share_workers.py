@@ -160,8 +160,8 @@ class ShareWorkers:
         workers, closing = [worker for worker in self.all if worker.handle is not None], []
         for worker in workers:
             if worker.started is None and not self._cluster.has_failed:
-                worker.handle.stop.remote()
-                closing.append(worker.handle.close.remote())
+                self._cluster.call(worker.handle.stop)
+                closing.append(self._cluster.call(worker.handle.close))
         end = time.monotonic() + STOP_GRACE_S
         while closing and time.monotonic() < end:
             ready = self._cluster.wait(closing, POLL_S)
@@ -174,13 +174,13 @@ class ShareWorkers:
     def _start_worker(self, worker: ShareWorker) -> None:
         gpus = self._cluster.config.num_gpus
         worker.handle = self._cluster.start_actor(RolloutWorker, self._make_setup(worker), self._frozen, gpus=gpus)
-        worker.started = worker.handle.prepare.remote()
+        worker.started = self._cluster.call(worker.handle.prepare)
         worker.deadline = time.monotonic() + self._cluster.config.start_timeout
         worker.heartbeat, worker.asked_at = None, time.monotonic()
 
     def _call(self, worker: ShareWorker, segment: OpenSegment) -> None:
-        fill = worker.handle.fill
-        ref = fill.remote(segment.number, segment.num_steps, segment.version, segment.weights)
+        arguments = (segment.number, segment.num_steps, segment.version, segment.weights)
+        ref = self._cluster.call(worker.handle.fill, *arguments)
         worker.calls[ref] = segment
 
     def _count_late_results(self) -> None:
@@ -212,7 +212,7 @@ class ShareWorkers:
         now = time.monotonic()
         if worker.heartbeat is None:
             if now - worker.asked_at > HEARTBEAT_S:
-                worker.heartbeat, worker.asked_at = worker.handle.seconds_in_step.remote(), now
+                worker.heartbeat, worker.asked_at = self._cluster.call(worker.handle.seconds_in_step), now
             return
         if not self._cluster.wait([worker.heartbeat], 0.0):
             return
