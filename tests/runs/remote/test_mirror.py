@@ -11,7 +11,7 @@ from palaestra.files.run_directory import Attempt
 from palaestra.runs.remote.attempt_tree import AttemptTree, is_mirrored
 from palaestra.runs.remote.connection import connect
 from palaestra.runs.remote.frames import LinkBroken, decode_log_line, encode_frame
-from palaestra.runs.remote.hosts import Host, HostConfig, HostTable, parse_address
+from palaestra.runs.remote.hosts import Host, HostAddress, HostConfig, HostTable, parse_address
 from palaestra.runs.remote.machines import MachineFacts, Machines, Shipment
 from palaestra.runs.remote.mirror import Mirror, MirrorConflict
 from palaestra.runs.remote.ray_jobs import Job
