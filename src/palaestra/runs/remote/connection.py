@@ -260,6 +260,9 @@ async def _write_input(process: asyncio.subprocess.Process, data: bytes) -> None
         process.stdin.write(data)
         await process.stdin.drain()
     process.stdin.close()
+    # A pipe that is not closed yet when the loop ends is a leak.
+    with contextlib.suppress(ConnectionError):
+        await process.stdin.wait_closed()
 
 
 async def read_end(stream: asyncio.StreamReader) -> bytes:
