@@ -15,8 +15,9 @@ UNGUARDED_REMEDY = (
 
 
 def usable_cores() -> int:
-    """Number of CPU cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Number of CPU cores that this process may run on; its part of them if torchrun started several processes."""
+    local_processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return max(1, len(os.sched_getaffinity(0)) // max(1, local_processes))
 
 
 def start_process(process: BaseProcess) -> None:

@@ -28,7 +28,7 @@ def divide(total: int, parts: int) -> list[Share]:
 
 
 def make_share(config: EnvConfig, share: Share, mask_size: int) -> VectorEnv:
-    """Make the environments of a share, stepped one after the other in this process."""
+    """Make the environments of a share; several shares step theirs one after the other, each in its process."""
     if share.count == share.total:
         return make_env(config)
     if config.backend == "gymnasium" and config.id not in COMPILED and config.vectorization != "native":
