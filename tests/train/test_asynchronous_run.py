@@ -51,7 +51,7 @@ def test_settings_of_the_background_reach_it():
     config = _config(max_staleness=4, collector="process", overflow="overwrite_oldest", buffer_size=64)
     assert config.asynchronous.model_dump() == {
         "collector": "process", "max_staleness": 4, "overflow": "overwrite_oldest", "reproducible": False,
-        "step_timeout": 60.0, "collector_restarts": 0,
+        "step_timeout": 60.0, "collector_restarts": 0, "collector_device": None,
     }  # fmt: skip
     assert config.trainer.buffer_size == 64
 

@@ -293,6 +293,10 @@ async def end_process(process: asyncio.subprocess.Process, grace_s: float = 0.0)
         with contextlib.suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
         await process.wait()
+    # Pipes that were not read to their end stay open after the process; asyncio closes them by its transport only.
+    transport: asyncio.SubprocessTransport = process._transport  # type: ignore[attr-defined]
+    transport.close()
+    await asyncio.sleep(0)
 
 
 def _quote(word: str) -> str:
