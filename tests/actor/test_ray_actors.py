@@ -182,6 +182,7 @@ def test_a_killed_actor_is_replaced_and_its_segment_is_collected_again_with_the_
     assert "was lost" in training.source.failures[0]
 
 
+@pytest.mark.slow
 def test_a_killed_node_loses_no_segment_and_every_episode_is_counted_once(connect, nodes):
     config = EnvConfig(id="CartPole-v1", num_envs=4)
     node = nodes.add_node(**NODE, resources={"here": 2})
