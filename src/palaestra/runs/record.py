@@ -22,6 +22,9 @@ _Record = TypeVar("_Record", bound="RunRecord | CheckpointRecord")
 MAX_INTEGER = 2**63 - 1
 """The largest integer that the registry can hold."""
 
+HERE = ""
+"""The machine of the service."""
+
 
 @dataclass(frozen=True)
 class RunEvent:

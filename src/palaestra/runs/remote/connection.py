@@ -284,18 +284,20 @@ def _read_answer(output: bytes) -> JsonObject | None:
 
 async def end_process(process: asyncio.subprocess.Process, grace_s: float = 0.0) -> None:
     """Wait until a process has ended, and kill it if it takes longer than this."""
-    if process.returncode is None and grace_s:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
-                await process.wait()
-    if process.returncode is None:
-        # Not `process.kill`: it may reap the process before asyncio does, which then knows nothing of its end.
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process.pid, signal.SIGKILL)
-        await process.wait()
-    # Pipes that were not read to their end stay open after the process; asyncio closes them by its transport only.
-    transport: asyncio.SubprocessTransport = process._transport  # type: ignore[attr-defined]
-    transport.close()
+    try:
+        if process.returncode is None and grace_s:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    await process.wait()
+        if process.returncode is None:
+            # Not `process.kill`: it may reap the process before asyncio does, which then knows nothing of its end.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+            await process.wait()
+    finally:
+        # Pipes that were not read to their end stay open after the process; asyncio closes them by its transport only.
+        transport: asyncio.SubprocessTransport = process._transport  # type: ignore[attr-defined]
+        transport.close()
     await asyncio.sleep(0)
 
 

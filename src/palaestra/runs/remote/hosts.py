@@ -16,10 +16,9 @@ from pydantic import Field, field_validator
 from palaestra.config import Section, closest_names
 from palaestra.errors import ConfigError
 from palaestra.redaction import is_secret_name
+from palaestra.runs.record import HERE
 
 ANY = "any"
-HERE = ""
-"""The machine of the service."""
 RAY_CLIENT_PORT, RAY_JOBS_PORT = 10001, 8265
 _SSH = re.compile(r"(?:(?P<user>[\w.+-]+)@)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[\w.-]+)(?::(?P<port>\d{1,5}))?")
 _RAY = re.compile(r"ray://(?P<host>\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::(?P<port>\d{1,5}))?/?")

@@ -18,8 +18,7 @@ from palaestra.errors import ConfigError, ConsentRequired, HostUnreachable, Laun
 from palaestra.files.home import Home
 from palaestra.redaction import Redactor, is_secret_key, redact_command
 from palaestra.runs.checkpoints.catalogue import get_checkpoint
-from palaestra.runs.record import CheckpointRecord, RunRecord
-from palaestra.runs.remote.hosts import HERE
+from palaestra.runs.record import HERE, CheckpointRecord, RunRecord
 from palaestra.runs.remote.machines import MachineFacts, Machines, Shipment, refusal
 from palaestra.runs.runner import AttemptPaths, Finding, LaunchPlan, Machine, Runner
 from palaestra.runs.runners.registry import runner_not_found

@@ -16,8 +16,7 @@ from typing import NamedTuple, TypeAlias
 from palaestra.files.atomic import read_json, write_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
-from palaestra.runs.record import RunRecord
-from palaestra.runs.remote.hosts import HERE
+from palaestra.runs.record import HERE, RunRecord
 from palaestra.runs.wire import API_SCHEMA, JsonObject
 
 _NO_SERVICE = "waits for a service; palaestra serve starts one"

@@ -28,8 +28,7 @@ from palaestra.runs.process.attempt_process import (
     write_process_record,
 )
 from palaestra.runs.process.resource_usage import ResourceSampler
-from palaestra.runs.record import Alarm, RunRecord
-from palaestra.runs.remote.hosts import HERE
+from palaestra.runs.record import HERE, Alarm, RunRecord
 from palaestra.runs.remote.remote_process import RemotePlace, RemoteProcess
 from palaestra.runs.runner import LaunchPlan
 from palaestra.runs.spec import RunSpec

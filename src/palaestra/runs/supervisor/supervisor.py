@@ -30,8 +30,7 @@ from palaestra.runs.ingest.stream import Ring, StreamItem, follow
 from palaestra.runs.phase import PhaseEvent
 from palaestra.runs.process.attempt_process import check_no_trainer, next_attempt
 from palaestra.runs.process.resource_usage import detect_gpus
-from palaestra.runs.record import RunChanges, RunEdit, RunEvent, RunRecord
-from palaestra.runs.remote.hosts import HERE
+from palaestra.runs.record import HERE, RunChanges, RunEdit, RunEvent, RunRecord
 from palaestra.runs.remote.machines import Machines
 from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
