@@ -248,6 +248,7 @@ def test_an_unusable_environment_is_refused_before_a_cluster_is_started(monkeypa
         train(run_config("NoSuch-v0"), root=tmp_path, run_id="a")
 
 
+@pytest.mark.slow
 def test_an_error_of_an_environment_ends_the_run_with_its_traceback_and_leaves_a_checkpoint(nodes, tmp_path):
     actors = {"backend": "ray", "num_actors": 1}
     config = run_config("tests.actor.rooms:Raising", {"at": 40}, actors, total_timesteps=10_000)
@@ -312,6 +313,7 @@ def screen_config(gateway, updates=2, actors=None, **trainer):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_actors_on_a_cluster_play_the_episodes_of_a_local_run_and_learn_the_same_weights(nodes, gateway, tmp_path):
     local = train_screens(screen_config(gateway, actors={}), root=tmp_path, run_id="local")
     remote = train_screens(screen_config(gateway), root=tmp_path, run_id="ray")

@@ -74,6 +74,7 @@ def _links():
     return found
 
 
+@pytest.mark.slow
 def test_a_ray_job_has_the_metrics_and_files_of_a_run_at_home_also_over_a_link_that_was_cut(home, ray_head, tmp_path):
     async def body():
         async with run_supervisor(home, hosts=_hosts(ray_head, tmp_path)) as supervisor:
