@@ -17,7 +17,7 @@ from palaestra.sessions.suites import suites
 from palaestra.sessions.task import TaskRequest
 
 
-@pytest.mark.parametrize("task", ["click_target/button", "data_entry/form", "miniwob/click-button"])
+@pytest.mark.parametrize("task", ["click_target/button", "data_entry/field", "data_entry/form", "miniwob/click-button"])
 def test_every_suite_passes_the_kit(task):
     if task.startswith("miniwob") and not suites()["miniwob"].names():
         pytest.skip("the miniwob package is not installed")
@@ -188,9 +188,7 @@ def test_one_unused_page_is_kept_in_reserve_and_never_more():
             await session.reset(task)
             assert await session._page.evaluate("[localStorage.length, document.cookie, history.length]") == [0, "", 2]
             await session._page.evaluate("localStorage.setItem('a', 1); document.cookie = 'b=2'")
-            await browser._spare.page
-            if browser._discarding is not None:
-                await browser._discarding
+            await browser.blank_pages.settle()
             counts.append((browser.num_pages, await _contexts(browser)))
         await session.close()
         return counts, (browser.num_pages, await _contexts(browser))
@@ -205,7 +203,8 @@ def test_a_page_in_reserve_whose_process_died_is_not_handed_out():
     async def play(browser):
         session = session_in(browser)
         await session.reset(TaskRequest("click_target/button", 1))
-        spare = await browser._spare.page
+        await browser.blank_pages.settle()
+        (spare,) = (target for target in browser._targets if target.is_spare)
         browser.cdp.send("Page.crash", session=spare.session)
         with pytest.raises(SessionFailed, match="hung"):
             await browser.cdp.call("Runtime.evaluate", {"expression": "1"}, session=spare.session, timeout=0.5)

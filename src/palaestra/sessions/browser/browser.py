@@ -10,12 +10,12 @@ import asyncio
 import base64
 import contextlib
 import logging
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.browser.cdp import CdpConnection, CdpError
 from palaestra.sessions.browser.chromium import Chromium, ChromiumBinary, find_chromium
+from palaestra.sessions.browser.spare_pages import SparePages
 from palaestra.sessions.screen import Screenshot, Size
 
 _log = logging.getLogger(__name__)
@@ -25,6 +25,9 @@ PAGE_START_S = 10.0
 
 HEALTH_CHECK_S = 10.0
 """Seconds a browser may take to return its version; beyond it a new one is started."""
+
+MAX_LOADED_PAGES = 4
+"""Pages with a task's document that a browser keeps in reserve. Each takes about 14 MB."""
 
 FRAME_MS = 16.0
 """The interval between two frames that a page is given, in ms."""
@@ -38,6 +41,8 @@ class PageTarget:
     def __init__(self, context: str, target: str, session: str) -> None:
         self.context, self.target, self.session = context, target, session
         self.closed = self.crashed = False
+        self.is_spare = True
+        """Whether no episode has used the page yet."""
 
     def on_event(self, method: str, params: dict[str, Any]) -> None:
         """Handle events while the page is a spare."""
@@ -45,12 +50,15 @@ class PageTarget:
             self.crashed = True
 
 
-@dataclass(frozen=True)
-class _Spare:
-    """A page that is opened in advance."""
+class LoadedPage(Protocol):
+    """A page with the document of a task, such as a `Page`."""
 
-    size: Size
-    page: asyncio.Task[PageTarget]
+    @property
+    def has_failed(self) -> bool:
+        """Whether it has crashed or stopped responding."""
+
+    async def close(self) -> None:
+        """Close it and its context."""
 
 
 class Browser:
@@ -59,10 +67,14 @@ class Browser:
     def __init__(self, installed: ChromiumBinary, chromium: Chromium, cdp: CdpConnection) -> None:
         self.installed, self._chromium, self.cdp = installed, chromium, cdp
         self._frame_lock = asyncio.Lock()
-        self._spare: _Spare | None = None
-        self._discarding: asyncio.Task[None] | None = None
-        self.num_pages = 0
-        """Pages in use, without the spare."""
+        self._targets: set[PageTarget] = set()
+        self.blank_pages: SparePages[PageTarget] = SparePages(
+            1, self.close_page, lambda page: not page.crashed, selective=False
+        )
+        self.loaded_pages: SparePages[LoadedPage] = SparePages(
+            MAX_LOADED_PAGES, lambda page: page.close(), lambda page: not page.has_failed, selective=True
+        )
+        """Pages with a task's document, by what they show (`Page.open_task`)."""
 
     @classmethod
     async def start(cls, installed: ChromiumBinary | None = None) -> Browser:
@@ -89,28 +101,26 @@ class Browser:
         """Whether it has died or was closed."""
         return self.cdp.is_closed or self._chromium.process.returncode is not None
 
-    async def open(self, size: Size) -> PageTarget:
-        """A blank page in a new context, which shares nothing with any other."""
-        spare, self._spare = self._spare, None
-        if spare is not None and spare.size == size:
-            with contextlib.suppress(SessionFailed, CdpError):
-                page = await spare.page
-                if not page.crashed:
-                    self.num_pages += 1
-                    return page
-        if spare is not None:
-            self._discard(spare)
-        page = await self._create_page(size)
-        self.num_pages += 1
+    @property
+    def num_pages(self) -> int:
+        """Pages in use, without spare ones."""
+        return sum(not target.is_spare for target in self._targets)
+
+    async def open(self, size: Size, *, spare: bool = False) -> PageTarget:
+        """A blank page in a new context, which shares nothing with any other; `spare` if no episode uses it yet."""
+        page = None if spare else await self.blank_pages.take(size)
+        if page is None:
+            page = await self._create_page(size)
+        page.is_spare = spare
         return page
 
     def prepare_spare(self, size: Size) -> None:
-        """Open a page of this size in advance, which halves the time of the next `open`.
+        """Open a blank page of this size in advance, which halves the time of the next `open`.
 
         Only where pages draw on demand: elsewhere an unused page would draw all the time.
         """
-        if self.installed.draws_on_demand and self._spare is None and not self.is_gone:
-            self._spare = _Spare(size, asyncio.create_task(self._create_page(size), name="palaestra-spare-page"))
+        if self.installed.draws_on_demand and not self.is_gone:
+            self.blank_pages.prepare(size, lambda: self._create_page(size))
 
     async def _create_page(self, size: Size) -> PageTarget:
         context = (await self.cdp.call("Target.createBrowserContext", {"disposeOnDetach": True}))["browserContextId"]
@@ -137,24 +147,15 @@ class Browser:
         except BaseException:
             self.cdp.send("Target.disposeBrowserContext", {"browserContextId": context})
             raise
+        self._targets.add(page)
         return page
-
-    def _discard(self, spare: _Spare) -> None:
-        async def dispose() -> None:
-            with contextlib.suppress(SessionFailed, CdpError):
-                await self._dispose(await spare.page)
-
-        self._discarding = asyncio.create_task(dispose(), name="palaestra-spare-discarded")
 
     async def close_page(self, page: PageTarget) -> None:
         """Close the page's context and everything in it. Can be called repeatedly."""
         if page.closed:
             return
         page.closed = True
-        self.num_pages -= 1
-        await self._dispose(page)
-
-    async def _dispose(self, page: PageTarget) -> None:
+        self._targets.discard(page)
         self.cdp.unsubscribe(page.session)
         with contextlib.suppress(SessionFailed, CdpError):
             await self.cdp.call("Target.disposeBrowserContext", {"browserContextId": page.context}, timeout=5.0)
@@ -196,13 +197,10 @@ class Browser:
 
     async def stop(self) -> None:
         """Kill it and remove its files."""
-        spare, self._spare = self._spare, None
         await self.cdp.close()
         # The closed pipe has failed the pending calls; wait for them, so that asyncio does not warn.
-        if spare is not None:
-            await asyncio.gather(spare.page, return_exceptions=True)
-        if self._discarding is not None:
-            await asyncio.gather(self._discarding, return_exceptions=True)
+        await self.loaded_pages.close()
+        await self.blank_pages.close()
         await self._chromium.stop()
 
 

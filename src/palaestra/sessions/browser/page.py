@@ -15,7 +15,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import Callable, Coroutine
+import secrets
+from collections.abc import Callable, Coroutine, Hashable
 from importlib import resources
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -27,7 +28,7 @@ from palaestra.sessions.browser.cdp import Call, CdpError
 from palaestra.sessions.browser.input_events import InputEvents
 from palaestra.sessions.browser.page_clock import SETTLE_MS, START_S, PageClock, RealTime, VirtualTime
 from palaestra.sessions.screen import Screenshot, Size
-from palaestra.sessions.suite import PageRequest, PageResponse
+from palaestra.sessions.suite import PageRequest, PageResponse, Task
 
 ORIGIN = "http://task.localhost"
 PROMISE_MS = 50.0
@@ -45,8 +46,8 @@ _CLIPBOARD_BINDING = "palaestraClipboard"
 """The function by which the prelude reports copied text; it is removed before the page's own scripts run."""
 
 
-def _build_prelude(seed: int, clipboard: str, start_s: float | None) -> str:
-    settings = json.dumps({"seed": seed % 2**32, "clipboard": clipboard, "start": start_s})
+def _build_prelude(seed: int, clipboard: str, start_s: float | None, reseed: str | None) -> str:
+    settings = json.dumps({"seed": seed % 2**32, "clipboard": clipboard, "start": start_s, "reseed": reseed})
     binding = f"window.{_CLIPBOARD_BINDING}"
     head = f"const settings = {settings}; const report = {binding}; delete {binding};"
     return f"(() => {{ {head}\n{_PRELUDE}\n}})();"
@@ -69,7 +70,8 @@ class Page:
         self._loaded: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._broken: asyncio.Future[dict[str, Any]] = loop.create_future()
         self._failure: SessionFailed | None = None
-        self._seed = 0
+        self._seed, self._clipboard = 0, ""
+        self._reseed_event: str | None = None
         self._prelude_id: asyncio.Future[dict[str, Any]] | None = None
         self.blocked: list[str] = []
         """URLs that the page requested and that were refused."""
@@ -88,6 +90,53 @@ class Page:
             raise
         return page
 
+    @classmethod
+    async def open_task(cls, browser: Browser, task: Task, *, seed: int, deadline: float = 10.0) -> Page:
+        """Open the page of a task, or use one that was loaded in advance."""
+        key = _spare_key(task, deadline)
+        page = None if key is None else await browser.loaded_pages.take(key)
+        if page is None:
+            return await cls.open(browser, task.screen, task.serve, seed=seed, entry=task.entry, deadline=deadline)
+        assert isinstance(page, cls)
+        page._begin_episode(task.serve, seed)
+        return page
+
+    @classmethod
+    def prepare_spare(cls, browser: Browser, task: Task, *, deadline: float = 10.0) -> None:
+        """Prepare for the next episode: a page that has loaded this task, if it may be, otherwise a blank one."""
+        browser.prepare_spare(task.screen)
+        key = _spare_key(task, deadline)
+        if key is None or not browser.installed.draws_on_demand or browser.is_gone:
+            return
+
+        async def load() -> Page:
+            target = await browser.open(task.screen, spare=True)
+            page = cls(browser, target, task.screen, task.serve, deadline)
+            page._reseed_event = f"palaestra-{secrets.token_hex(8)}"
+            try:
+                await page._prepare(0, task.entry)
+            except BaseException:
+                await page.close()
+                raise
+            return page
+
+        browser.loaded_pages.prepare(key, load)
+
+    def _begin_episode(self, serve: Serve, seed: int) -> None:
+        """Make a page that was loaded in advance what it would be if it had been loaded with this seed."""
+        self._target.is_spare = False
+        self._serve = serve
+        event, self._reseed_event = self._reseed_event, None
+        dispatch = f"dispatchEvent(new CustomEvent('{event}', {{detail: {seed % 2**32}}})), 0"
+        self._browser.cdp.send("Runtime.evaluate", {"expression": dispatch}, session=self._target.session)
+        self._seed = seed
+        self._install_prelude()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the page has crashed or stopped responding."""
+        return self._failure is not None
+
     async def _prepare(self, seed: int, entry: str) -> None:
         cdp, session = self._browser.cdp, self._target.session
         cdp.subscribe(session, self._on_event)
@@ -103,18 +152,18 @@ class Page:
         if not self._browser.installed.draws_on_demand:
             metrics = {"width": self._size.width, "height": self._size.height, "deviceScaleFactor": 1, "mobile": False}
             calls.append(("Emulation.setDeviceMetricsOverride", metrics))
-        self._install_prelude("")
+        self._install_prelude()
         await self._wait_for(cdp.start_all(calls, session=session), "the page could not be prepared")
         await self._fail_on_error(self._clock.start())
         await self._load(entry)
 
-    def _install_prelude(self, clipboard: str) -> None:
-        """Make every new document start with this clipboard."""
+    def _install_prelude(self) -> None:
+        """Make every new document start with the current seed and clipboard."""
         cdp, session, old = self._browser.cdp, self._target.session, self._prelude_id
         if old is not None and old.done() and old.exception() is None:
             cdp.send("Page.removeScriptToEvaluateOnNewDocument", old.result(), session=session)
         start_s = None if self._browser.installed.draws_on_demand else START_S
-        script = {"source": _build_prelude(self._seed, clipboard, start_s)}
+        script = {"source": _build_prelude(self._seed, self._clipboard, start_s, self._reseed_event)}
         self._prelude_id = cdp.start_call("Page.addScriptToEvaluateOnNewDocument", script, session=session)
 
     async def _load(self, entry: str) -> None:
@@ -145,7 +194,8 @@ class Page:
             self._browser.cdp.send("Page.handleJavaScriptDialog", accept, session=self._target.session)
         elif method == "Runtime.bindingCalled":
             if params["name"] == _CLIPBOARD_BINDING:
-                self._install_prelude(params["payload"])
+                self._clipboard = params["payload"]
+                self._install_prelude()
         elif method == "Inspector.targetCrashed":
             self._fail("page_crashed", "the page's process died")
         elif method == "Palaestra.gone":
@@ -315,6 +365,11 @@ class Page:
             self._fail("page_gone", f"the browser returned an error: {error}")
         assert self._failure is not None
         raise self._failure
+
+
+def _spare_key(task: Task, deadline: float) -> Hashable:
+    """What a page that is loaded in advance depends on; None if the task's page cannot be."""
+    return None if task.preload_key is None else (type(task), task.preload_key, task.screen, deadline)
 
 
 def _complete(future: asyncio.Future[dict[str, Any]]) -> None:

@@ -1,7 +1,8 @@
 // Runs in every document before the page's own scripts, as the body of a function.
 //
 // `settings` holds `seed` (of Math.random), `clipboard` (the session's, so far) and `start` (in seconds since 1970, where
-// time is not virtual). `report(text)` tells the session what was copied; it is undefined in a document that cannot.
+// time is not virtual). A page that is loaded before its episode is known has `reseed`, the name of the event that sets
+// the seed; the page's own scripts do not know it. `report(text)` tells the session what was copied; it is undefined in a document that cannot.
 
 // ------------------------------------------------------------------ chance
 
@@ -12,6 +13,15 @@ Math.random = () => {
   t = (t + Math.imul(t ^ (t >>> 7), 61 | t)) ^ t;
   return ((t ^ (t >>> 14)) >>> 0) / 4294967296;
 };
+
+if (settings.reseed !== null) {
+  // The state is the seed plus a constant per number drawn, so this continues as if the seed had been there all along.
+  const reseed = (event) => {
+    event.stopImmediatePropagation();
+    state = (state + event.detail - settings.seed) | 0;
+  };
+  window.addEventListener(settings.reseed, reseed, { capture: true, once: true });
+}
 
 // ------------------------------------------------------------------ time
 

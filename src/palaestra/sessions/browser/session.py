@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
-from palaestra.errors import SessionFailed, SessionRefused
-from palaestra.sessions.action import UiAction
+from palaestra.errors import InvalidAction, SessionFailed, SessionRefused
+from palaestra.sessions.action import UiAction, decode, fits
 from palaestra.sessions.browser.browser import Browser
 from palaestra.sessions.browser.page import Page
 from palaestra.sessions.screen import Screenshot
@@ -41,9 +41,7 @@ class BrowserSession(SessionState):
             try:
                 with self._record_failure():
                     browser = await self._get_browser()
-                    self._page = await Page.open(
-                        browser, task.screen, task.serve, seed=request.seed, entry=task.entry, deadline=self._deadline
-                    )
+                    self._page = await Page.open_task(browser, task, seed=request.seed, deadline=self._deadline)
                     instruction = task.instruction(await self._page.evaluate(task.begin))
                     await self._page.settle()
                     await self._page.draw()  # computes the layout of the settled page before the first click
@@ -52,7 +50,7 @@ class BrowserSession(SessionState):
                 raise
             spec = request.resolve(instruction, task.step_limit, task.screen, task.reward_range)
             self._episode = EpisodeTracker(spec)
-            browser.prepare_spare(task.screen)
+            Page.prepare_spare(browser, task, deadline=self._deadline)
             return spec
 
     async def act(self, action: UiAction, *, step: int) -> Step:
@@ -88,6 +86,30 @@ class BrowserSession(SessionState):
             with self._record_failure():
                 progress = task.judge(await page.evaluate(task.probe))
             return episode.with_end(progress)
+
+    async def oracle_action(self) -> UiAction | None:
+        """The next action of the task's oracle; None when nothing is left to do, or the oracle cannot go on.
+
+        For recording demonstrations in this process: it is no part of the `Session` protocol, and session servers do
+        not expose it, so that no agent can use it. `SessionRefused` (`no_oracle`) if the task has none.
+        """
+        async with self._lock:
+            episode, page, task = self._require_page()
+            if task.oracle is None:
+                name = f"{episode.spec.suite}/{episode.spec.name}"
+                raise SessionRefused("no_oracle", f"task = '{name}': the task has no oracle.", status=422)
+            if episode.is_over:
+                return None
+            with self._record_failure():
+                document = await page.evaluate(task.oracle)
+                if document is None:
+                    return None
+                try:
+                    action = decode(document)
+                    fits(action, task.screen.width, task.screen.height)
+                except InvalidAction as error:
+                    raise SessionFailed("oracle_failed", f"the task's oracle returned {document!r}: {error}") from error
+                return action
 
     async def close(self) -> None:
         """Close the page."""
