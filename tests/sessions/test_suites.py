@@ -1,6 +1,7 @@
 """The tasks themselves, without a browser: what follows from the seed, what is judged how, what is refused."""
 
 import json
+import re
 
 import pytest
 
@@ -18,8 +19,6 @@ def test_a_harder_target_means_more_and_smaller_buttons():
 
 @pytest.mark.parametrize("seed", range(20))
 def test_buttons_lie_on_the_screen_and_apart(seed):
-    import re
-
     html = make_task("click_target", "button", seed, {"difficulty": 8}).html
     boxes = [
         tuple(map(int, found)) for found in re.findall(r"left:(\d+)px;top:(\d+)px;width:(\d+)px;height:(\d+)px", html)
@@ -65,8 +64,82 @@ def test_rows_earn_their_share_and_mistakes_cost_a_tenth():
     assert found.detail["submitted_rows"] == [first, second]
 
 
+def _labels_and_values(task):
+    return dict(re.findall(r"<span class=label>(\w+)</span><span class=value>(\w+)</span>", task.html))
+
+
+def _input_labels(task):
+    return re.findall(r'<input name="(\w+)"', task.html)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_one_exact_field_is_worth_one_and_a_wrong_one_costs_one(seed):
+    task = make_task("data_entry", "field", seed, {})
+    ((label, value),) = _labels_and_values(task).items()
+    assert task.instruction(None) == f"Type the {label.lower()} into the field and press Submit."
+    assert _input_labels(task) == [label]
+    assert re.fullmatch(r"[A-Z][a-z]{2,5}|[1-9]\d{2,4}", value)
+    assert (task.judge(None).reward, task.judge(None).done) == (0.0, False)
+    _submit(task, {label: value})
+    result = task.judge(None)
+    assert (result.reward, result.done, result.success) == (1.0, True, True)
+
+
+@pytest.mark.parametrize(
+    ("change", "reward", "exact"),
+    [
+        (lambda first, second: [first, second], 1.0, 2),
+        (lambda first, second: [first, second + " "], -0.5, 1),
+        (lambda first, second: ["", second], -0.5, 1),
+        (lambda first, second: [second, first], -1.0, 0),
+        (lambda first, second: [first.lower() + ".", ""], -1.0, 0),
+    ],
+)
+def test_two_fields_are_paid_by_the_share_that_is_exact(change, reward, exact):
+    task = make_task("data_entry", "fields", 4, {})
+    values = _labels_and_values(task)
+    labels = _input_labels(task)
+    assert sorted(values) == sorted(labels)
+    _submit(task, dict(zip(labels, change(*(values[label] for label in labels)), strict=True)))
+    result = task.judge(None)
+    assert (result.reward, result.done, result.success) == (reward, True, reward == 1.0)
+    assert result.detail == {"exact_fields": exact, "fields": 2}
+
+
+@pytest.mark.parametrize("body", [b"", b"\xff", b"[1]", b"null", b'{"Name": ["x"]}'])
+def test_only_the_first_submission_of_fields_counts_and_an_unreadable_one_is_wrong(body):
+    task = make_task("data_entry", "fields", 4, {})
+    _submit(task, body)
+    _submit(task, _labels_and_values(task))
+    assert (task.judge(None).reward, task.judge(None).done, task.judge(None).success) == (-1.0, True, False)
+
+
+def test_values_and_fields_have_independent_orders():
+    tasks = [make_task("data_entry", "fields", seed, {}) for seed in range(100)]
+    same = sum(list(_labels_and_values(task)) == _input_labels(task) for task in tasks)
+    assert 30 < same < 70
+
+
+def test_distractors_are_shown_and_not_asked_for():
+    for name, count in (("field", 1), ("fields", 2)):
+        task = make_task("data_entry", name, 7, {"distractors": 3})
+        assert len(_labels_and_values(task)) == count + 3
+        assert len(_input_labels(task)) == count
+        assert all(label.lower() in task.instruction(None).lower() for label in _input_labels(task))
+
+
+def test_values_of_other_seeds_are_almost_all_new():
+    def values(seeds):
+        return [v for seed in seeds for v in _labels_and_values(make_task("data_entry", "fields", seed, {})).values()]
+
+    known = set(values(range(1000)))
+    fresh = values(range(10_000, 10_500))
+    assert sum(value in known for value in fresh) < 0.05 * len(fresh)
+
+
 def test_the_same_seed_is_the_same_task_and_another_is_another():
-    for suite, name in (("click_target", "button"), ("data_entry", "form")):
+    tasks = [("click_target", "button"), ("data_entry", "form"), ("data_entry", "field"), ("data_entry", "fields")]
+    for suite, name in tasks:
         same, again, other = (make_task(suite, name, seed, {}) for seed in (3, 3, 4))
         assert same.html == again.html
         assert same.html != other.html
@@ -83,6 +156,13 @@ def test_the_same_seed_is_the_same_task_and_another_is_another():
         ("click_target/button", {"step_limit": 0}, "bad_params", "at least 1"),
         ("data_entry/form", {"wanted": 4, "rows": 3}, "bad_params", "wanted <= rows"),
         ("data_entry/form", {"rows": 99}, "bad_params", "rows <= 14"),
+        ("data_entry/form", {"font_px": 14}, "bad_params", "unknown"),
+        ("data_entry/field", {"distractors": 4}, "bad_params", "between 0 and 3"),
+        ("data_entry/field", {"distractors": -1}, "bad_params", "between 0 and 3"),
+        ("data_entry/fields", {"font_px": 9}, "bad_params", "between 10 and 16"),
+        ("data_entry/fields", {"font_px": 14.0}, "bad_params", "of type int"),
+        ("data_entry/fields", {"step_limit": 0}, "bad_params", "at least 1"),
+        ("data_entry/fields", {"rows": 3}, "bad_params", "unknown"),
     ],
 )
 def test_what_is_no_task_is_refused_with_the_nearest(task, params, code, message):
@@ -135,7 +215,6 @@ def test_a_page_keeps_the_names_of_what_cannot_be_written_into_it():
 
 
 def test_the_page_s_own_task_is_one(tmp_path):
-    import re
     from pathlib import Path
 
     page = (Path(__file__).parents[2] / "docs" / "sessions.md").read_text()
@@ -149,7 +228,14 @@ def test_the_page_s_own_task_is_one(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "low"), [("miniwob/click-test", -1.0), ("click_target/button", 0.0), ("data_entry/form", -1.0)]
+    ("task", "low"),
+    [
+        ("miniwob/click-test", -1.0),
+        ("click_target/button", 0.0),
+        ("data_entry/field", -1.0),
+        ("data_entry/fields", -1.0),
+        ("data_entry/form", -1.0),
+    ],
 )
 def test_every_suite_declares_what_an_episode_can_be_paid(task, low):
     assert make_task(*task.split("/"), 3, {}).reward_range == (low, 1.0)

@@ -4,7 +4,10 @@ import json
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from palaestra.actor.episode_source import EpisodeScheduler
 from palaestra.errors import ConfigError
 from palaestra.sessions.task_sampler import HELD_OUT, TRAINING_SEEDS, SamplerConfig, TaskChoice, TaskSampler, held_out
 
@@ -93,3 +96,81 @@ def test_nothing_to_train_on_and_a_task_listed_twice_are_refused():
         sampler("uniform", ())
     with pytest.raises(ConfigError, match="is listed twice"):
         sampler("uniform", (EASY, EASY))
+
+
+def report(made, key, successes, failures):
+    for success in [True] * successes + [False] * failures:
+        made.report(key, success)
+
+
+def test_dynamic_sampling_keeps_the_weight_of_tasks_between_10_and_90_percent():
+    made = sampler("dynamic", (EASY, MIDDLE, HARD), window=20, warmup=10, floor=0.25)
+    assert list(made.shares()) == [1.0, 1.0, 1.0]
+    report(made, EASY.key, 9, 0)
+    assert list(made.shares()) == [1.0, 1.0, 1.0]  # nine results are fewer than ten
+    report(made, EASY.key, 10, 1)  # 19 of 20
+    report(made, MIDDLE.key, 9, 1)  # 90 % is inside
+    report(made, HARD.key, 1, 19)  # 5 %
+    assert list(made.shares()) == [0.25, 1.0, 0.25]
+    report(made, HARD.key, 2, 0)  # 3 of the last 20
+    assert list(made.shares()) == [0.25, 1.0, 1.0]
+    assert list(sampler("dynamic", (TaskChoice(task="a/b", weight=3.0), EASY)).shares()) == [3.0, 1.0]
+
+
+def test_dynamic_sampling_counts_at_most_a_window_for_the_warmup():
+    made = sampler("dynamic", window=4, warmup=16)
+    report(made, EASY.key, 4, 0)
+    assert list(made.shares()) == [0.1, 1.0]
+
+
+def test_a_lowest_rate_above_the_highest_is_refused():
+    with pytest.raises(ConfigError, match=r"sampler.low = 0.9: is not below sampler.high, which is 0.5"):
+        sampler("dynamic", low=0.9, high=0.5)
+
+
+@given(
+    results=st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=60),
+    cut=st.integers(0, 60),
+    name=st.sampled_from(["uniform", "error_weighted", "dynamic", "curriculum"]),
+)
+def test_every_sampler_goes_on_from_its_state_as_if_it_had_not_stopped(results, cut, name):
+    tasks, settings = (EASY, MIDDLE, HARD), {"window": 6, "warmup": 3}
+
+    def go_on(made, some):
+        draws = []
+        for task, success in some:
+            made.report(tasks[task].key, success)
+            draws.append(made.draw()[1])
+        return draws
+
+    whole, part = sampler(name, tasks, **settings), sampler(name, tasks, **settings)
+    expected = go_on(whole, results)[cut:]
+    go_on(part, results[:cut])
+    resumed = TaskSampler(tasks, SamplerConfig(name=name, **settings), seed=9)
+    resumed.load_state(json.loads(json.dumps(part.state())))
+    assert go_on(resumed, results[cut:]) == expected
+
+
+@pytest.mark.parametrize("name", ["dynamic", "curriculum"])
+def test_members_of_a_group_share_a_task_also_when_the_sampler_moves_on_meanwhile(name):
+    made = sampler(name, (EASY, HARD), window=4, warmup=4)
+    scheduler = EpisodeScheduler(made, group_size=4, seed=1)
+    keys = []
+    for _ in range(10):
+        group = [scheduler.next()]
+        for _ in range(3):
+            made.report(group[0].key, group[0].key == EASY.key)  # solved, and in the middle of the group
+            group.append(scheduler.next())
+        made.report(group[0].key, group[0].key == EASY.key)
+        assert len({(one.task.task, one.task.seed, one.group, one.key) for one in group}) == 1
+        keys.append(group[0].key)
+    assert HARD.key in keys
+    if name == "curriculum":
+        assert keys[0] == EASY.key
+        assert made.rung == 1
+
+
+@pytest.mark.parametrize("first", [-1, 999_999_999])
+def test_held_out_tasks_beyond_the_held_out_seeds_are_refused(first):
+    with pytest.raises(ConfigError, match="from 0 to 999999998"):
+        held_out([TaskChoice(task="click_target/button")], 2, first=first)

@@ -7,7 +7,7 @@ arrive in `serve`. Name, seed and parameters determine everything.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -51,6 +51,14 @@ class Task:
     """JavaScript expression evaluated once the page has loaded; its value is passed to `instruction`."""
     probe = "null"
     """JavaScript expression evaluated whenever the task is judged; its value is passed to `judge`."""
+    oracle: str | None = None
+    """JavaScript expression whose value is the next action of a scripted solution as JSON, or null when nothing is left
+    to do. It is evaluated anew before every action and keeps no state. None: the task has no oracle."""
+
+    preload_key: Hashable = None
+    """Tasks of a class with the same key have the same page until `begin` is evaluated, whatever their seed, so that it
+    can be loaded before an episode needs it. Random numbers may be drawn meanwhile, but nothing visible may depend on
+    them, and `serve` may keep no state. None: the page is loaded when the episode begins."""
 
     def serve(self, request: PageRequest) -> PageResponse | None:
         """The response to a request of the page to its own origin; None is a 404."""

@@ -1,4 +1,4 @@
-"""`TaskSampler` chooses the next task: uniformly, by how often each fails, or by a curriculum.
+"""`TaskSampler` chooses the next task: uniformly, by how often each fails or has a learning signal, or by a curriculum.
 
 It has its own random number generator and continues exactly from a saved state. `TRAINING_SEEDS` and the seeds for
 evaluation, `HELD_OUT`, are disjoint.
@@ -41,13 +41,22 @@ class TaskChoice(Section):
 class SamplerConfig(Section):
     """How the next task is chosen."""
 
-    name: Literal["uniform", "error_weighted", "curriculum"] = "uniform"
-    """`uniform`: by weight. `error_weighted`: tasks that fail more often are drawn more often. `curriculum`: the tasks
-    in order, moving on when the current one succeeds often enough."""
+    name: Literal["uniform", "error_weighted", "dynamic", "curriculum"] = "uniform"
+    """`uniform`: by weight. `error_weighted`: tasks that fail more often are drawn more often. `dynamic`: mostly tasks
+    with a success rate between `low` and `high`, where groups have successes and failures to compare. `curriculum`: the
+    tasks in order, moving on when the current one succeeds often enough."""
     window: int = Field(default=64, ge=1)
     """Number of recent episodes per task over which its success rate is computed."""
     floor: float = Field(default=0.1, gt=0, le=1)
-    """`error_weighted`: share of its weight that a solved task keeps, against forgetting."""
+    """`error_weighted`: share of its weight that a solved task keeps, against forgetting. `dynamic`: share that a task
+    outside of `low` to `high` keeps, so that a change of its success rate is noticed."""
+    low: float = Field(default=0.1, ge=0, le=1)
+    """`dynamic`: lowest success rate over the window at which a task keeps its weight."""
+    high: float = Field(default=0.9, ge=0, le=1)
+    """`dynamic`: highest success rate over the window at which a task keeps its weight."""
+    warmup: int = Field(default=16, ge=0)
+    """`dynamic`: number of results of a task, at most `window`, before its success rate counts. Until then it keeps its
+    weight."""
     advance_at: float = Field(default=0.8, gt=0, le=1)
     """`curriculum`: success rate over the window at which the next task begins."""
     review: float = Field(default=0.25, ge=0, lt=1)
@@ -66,6 +75,9 @@ class TaskSampler:
         if len(set(keys)) != len(keys):
             duplicate = next(key for key in keys if keys.count(key) > 1)
             raise ConfigError("tasks", duplicate, "is listed twice", "Give it once, with a weight")
+        if config.low >= config.high:
+            reason = f"is not below sampler.high, which is {config.high:g}"
+            raise ConfigError("sampler.low", config.low, reason, "Give the lower success rate, then the higher")
         self.choices = tuple(choices)
         self.config = config
         self.rung = 0
@@ -123,6 +135,10 @@ class TaskSampler:
             return 1.0
         if self.config.name == "error_weighted":
             return max(self.config.floor, 1.0 - self._rate(choice.key))
+        if self.config.name == "dynamic":
+            is_new = len(self._results[choice.key]) < min(self.config.warmup, self.config.window)
+            is_useful = self.config.low <= self._rate(choice.key) <= self.config.high
+            return 1.0 if is_new or is_useful else self.config.floor
         if place > self.rung:
             return 0.0
         if self.rung == 0:
@@ -133,6 +149,10 @@ class TaskSampler:
 
 def held_out(choices: Sequence[TaskChoice], episodes: int, *, first: int = 0) -> list[tuple[TaskChoice, TaskRequest]]:
     """`episodes` tasks for evaluation, evenly over the choices, on held-out seeds; always the same."""
+    if not 0 <= first <= len(HELD_OUT) - episodes:
+        limit = len(HELD_OUT) - episodes
+        reason = f"counts from the first held-out seed, {HELD_OUT.start}, and there are {len(HELD_OUT)} of them"
+        raise ConfigError("--seed", first, reason, f"Give a number from 0 to {limit}")
     return [
         (choice := choices[number % len(choices)], TaskRequest(choice.task, HELD_OUT[first + number], choice.params))
         for number in range(episodes)

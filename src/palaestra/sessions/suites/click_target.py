@@ -6,6 +6,7 @@ Places, labels and colours depend on the seed. They are drawn here and not in th
 from __future__ import annotations
 
 import html
+import json
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 from palaestra.errors import SessionRefused
 from palaestra.sessions.screen import Size
 from palaestra.sessions.suite import STEP_LIMIT_SCHEMA, Task, parse_params
+from palaestra.sessions.suites.oracles import build_oracle
 from palaestra.sessions.task import TaskProgress
 
 LABELS = "apple bread cloud dune ember fern glass honey iron jade kite lemon moss north olive pearl quill river".split()
@@ -64,6 +66,7 @@ class _Button(Task):
         count, width, height = LEVELS[difficulty - 1]
         labels = rng.sample(LABELS, count)
         self._wanted = labels[0]
+        self.oracle = build_oracle(f"return click(byText('button', {json.dumps(self._wanted)})[0]);")
         self.html = _page(labels, _places(rng, count, width, height), rng, width, height)
 
     def instruction(self, begin_value: Any) -> str:

@@ -19,12 +19,14 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, lru_cache
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from palaestra.errors import SessionRefused
 from palaestra.sessions.screen import Size
 from palaestra.sessions.suite import STEP_LIMIT_SCHEMA, PageRequest, PageResponse, Task, parse_params
+from palaestra.sessions.suites.oracles import build_oracle
 from palaestra.sessions.task import TaskProgress
 
 Read = Callable[[str], bytes | None]
@@ -39,6 +41,13 @@ _ENDS_STYLE = re.compile(rb"</style", re.IGNORECASE)
 STEP_LIMIT = 10
 STEP_LIMITS = {"chase-circle": 20}
 """Pages that need more steps: this one ends after 9.9 s of page time, of which an act takes 0.507."""
+
+_ORACLES = resources.files("palaestra.sessions.suites").joinpath("miniwob_oracles.js").read_text("utf-8")
+ORACLE_PAGES = tuple(re.findall(r"^  '([a-z0-9-]+)'[:(]", _ORACLES, re.MULTILINE))
+"""Names of the pages that have an oracle."""
+
+DRAWN_WHILE_LOADING = frozenset({"click-menu-2"})
+"""Pages that choose what they show while they load, and not when the episode begins."""
 
 _BEGIN = """(() => {
   core.EPISODE_MAX_TIME = 1e9;
@@ -97,6 +106,8 @@ class _MiniWobPage(Task):
         self._root, self.step_limit = root, step_limit
         self.begin = _BEGIN.replace("SEED", str(seed))
         self.entry = f"/miniwob/{name}.html"
+        self.oracle = _build_page_oracle(name)
+        self.preload_key = None if name in DRAWN_WHILE_LOADING else (root, name)
 
     def serve(self, request: PageRequest) -> PageResponse | None:
         """Files of the package, and the page itself with its resources inlined."""
@@ -112,6 +123,12 @@ class _MiniWobPage(Task):
         """The page's own verdict, before it is scaled by time."""
         done, raw, reason = probe_value
         return TaskProgress(float(raw), bool(done), bool(done) and float(raw) == 1.0, detail={"reason": reason})
+
+
+def _build_page_oracle(name: str) -> str | None:
+    if name not in ORACLE_PAGES:
+        return None
+    return build_oracle(f"{_ORACLES}\nreturn WOB_DONE_GLOBAL ? null : PAGES['{name}'](utterance());")
 
 
 @lru_cache(maxsize=256)
