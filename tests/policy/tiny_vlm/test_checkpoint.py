@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from palaestra.policy.codecs import CODECS, IMAGE_RULES, DecodedAction
-from palaestra.policy.tiny_vlm import SHIPPED, read_manifest
+from palaestra.policy.model_directory import read_manifest
+from palaestra.policy.tiny_vlm import SHIPPED
 from palaestra.policy.tiny_vlm.screen_dataset import write_instruction
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH, draw_instruction_bar, draw_screen
 from palaestra.policy.vlm import Conversation, ModelConfig, PastTurn, Picture, SampleRequest, VLMPolicy
@@ -38,7 +39,7 @@ def screens(count, seed=987_654):
 
 
 def test_its_files_are_what_they_were_made_as():
-    manifest = read_manifest()
+    manifest = read_manifest(SHIPPED)
     assert 1_000_000 <= manifest["parameters"] <= 5_000_000
     assert sum(file.stat().st_size for file in SHIPPED.iterdir()) <= 6_000_000
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from palaestra.errors import CheckpointError, ConfigError
-from palaestra.policy.tiny_vlm import MANIFEST, Recipe, read_manifest, train_model, write_model
+from palaestra.policy.model_directory import MANIFEST, read_manifest
+from palaestra.policy.tiny_vlm import Recipe, train_model, write_model
 from palaestra.policy.tiny_vlm.architecture import build_image_processor
 from palaestra.policy.tiny_vlm.screen_dataset import build_dataset, cut_patches
 from palaestra.policy.tiny_vlm.screens import HEIGHT, WIDTH

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 
 from palaestra.policy.codecs import CODECS, IMAGE_RULES
-from palaestra.policy.tiny_vlm.tokenizer import SPECIALS, build_tokenizer
+from palaestra.policy.codecs.qwen_texts import SPECIAL_TOKENS
+from palaestra.policy.tiny_vlm.tokenizer import build_tokenizer
 from palaestra.sessions.action import Answer, Click, Move, Point, PressKeys, Scroll, Terminate, TypeText, Wait
 from palaestra.sessions.screen import Size
 
@@ -62,5 +63,5 @@ def test_an_instruction_is_words_and_a_caption_is_letters(tokenizer):
 
 
 def test_the_tokens_of_the_family_are_there_and_single(tokenizer):
-    assert all(len(ids_of(tokenizer, token)) == 1 for token in SPECIALS)
+    assert all(len(ids_of(tokenizer, token)) == 1 for token in SPECIAL_TOKENS)
     assert tokenizer.eos_token == "<|im_end|>"

@@ -1,5 +1,7 @@
 """Prompts are exactly what the model was taught, and what it said stays exactly as it said it."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -14,11 +16,9 @@ from palaestra.policy.vlm.prompt import PromptWriter
 SCREENS = [toy.screenshot(n) for n in range(12)]
 
 
-class _Shop(PicturePreprocessor):
+def preprocessor():
     """Knows sizes; makes no patches."""
-
-    def __init__(self):
-        self.patch, self.merge = toy.PATCH, 2
+    return PicturePreprocessor(SimpleNamespace(patch_size=toy.PATCH, merge_size=2), memory_bytes=0)
 
 
 @pytest.fixture(scope="session")
@@ -28,7 +28,7 @@ def words():
 
 def writer(words, *, history=3, template=toy.TEMPLATE, **keys):
     image = words.convert_tokens_to_ids("<|image_pad|>")
-    return PromptWriter(words, template, _Shop(), image_token=image, history=history, name="toy", **keys)
+    return PromptWriter(words, template, preprocessor(), image_token=image, history=history, name="toy", **keys)
 
 
 def talk(answers, system="Be brief.", instruction="press OK", size=(16, 8)):
@@ -69,7 +69,7 @@ def test_a_whole_prompt_is_what_tokenising_the_whole_text_gives(words):
 
 
 def _asked(instruction, previous):
-    from palaestra.policy.vlm.config import REQUEST
+    from palaestra.policy.codecs.qwen_texts import REQUEST
 
     return REQUEST.format(instruction=instruction, previous=previous)
 

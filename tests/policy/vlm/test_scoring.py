@@ -8,7 +8,7 @@ import torch
 from tests.policy.vlm.conftest import by_turn, changed, move, requests, turns_of
 
 from palaestra.errors import ConfigError, ExperienceError
-from palaestra.policy.vlm import SampleRequest, scoring
+from palaestra.policy.vlm import SampleRequest, network, scoring
 from palaestra.policy.vlm.network import run_prompts
 
 
@@ -236,6 +236,19 @@ def test_pictures_are_encoded_once_while_the_tower_does_not_learn(build):
     scored.sum().backward()
     assert all(w.grad is not None for n, w in seeing.learner.trainable().items() if "visual" in n and "lora_B" in n)
     assert seeing.learner.feature_cache.used_bytes == 0
+
+
+def test_pictures_in_parts_have_the_same_features(build, monkeypatch):
+    policy = build()
+    pictures = [picture for request in requests(policy, 5) for picture in request.prompt.pictures]
+    policy.learner.feature_cache.clear()
+    whole = policy.learner._encode_pictures(pictures)
+    monkeypatch.setattr(network, "CPU_PATCHES", 1)
+    policy.learner.feature_cache.clear()
+    parts = policy.learner._encode_pictures(pictures)
+    assert [len(part) for part in policy.learner._split_pictures(pictures)] == [1] * len(pictures)
+    for one, other in zip(whole.pooler_output, parts.pooler_output, strict=True):
+        torch.testing.assert_close(one, other)
 
 
 def test_what_cannot_have_happened_is_refused(scene):

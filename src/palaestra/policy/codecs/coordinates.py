@@ -103,9 +103,10 @@ IMAGE_RULES: Mapping[str, ImageRule] = MappingProxyType(
         "openai": ImageRule(1, 1, 1920 * 1200),
         # Patches of 8 pixels merged two by two, for models small enough to train on a CPU.
         "tiny": ImageRule(16, 16 * 16, 1280 * 16 * 16),
+        "unscaled": ImageRule(1, 1, 4096 * 4096),
     }
 )
-"""The rule each family was trained with, by the name of its codec; `tiny` works with any codec."""
+"""The rule each family was trained with, by the name of its codec; `tiny` and `unscaled` work with any codec."""
 
 
 class CoordinateSpace(Protocol):

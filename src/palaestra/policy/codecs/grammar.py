@@ -29,7 +29,12 @@ CODECS: Mapping[str, ActionCodec] = MappingProxyType(
 )
 """All codecs by name."""
 
-_BY_MODEL_TYPE = {"qwen2_5_vl": "qwen2.5-vl", "qwen3_vl": "qwen3-vl", "qwen3_vl_moe": "qwen3-vl"}
+_BY_MODEL_TYPE = {
+    "qwen2_5_vl": "qwen2.5-vl",
+    "qwen3_vl": "qwen3-vl",
+    "qwen3_vl_moe": "qwen3-vl",
+    "palaestra_screen_reader": "qwen3-vl",
+}
 
 
 def codec_for_model_type(model_type: str) -> str:
@@ -58,7 +63,9 @@ def build_grammar(codec: str, *, factor: int, in_prompt: bool = True) -> ActionG
     if codec not in CODECS:
         raise ConfigError("actor.codec", codec, "no codec has this name", f"There are {', '.join(CODECS)}")
     rule = IMAGE_RULES[codec]
-    if rule.factor != factor:
+    if rule.factor != factor == 1:
+        rule = IMAGE_RULES["unscaled"]
+    elif rule.factor != factor:
         # Another patch size, such as the tiny model's: at most 1280 image tokens.
         rule = ImageRule(factor, factor**2, 1280 * factor**2)
     return ActionGrammar(CODECS[codec], rule, in_prompt)

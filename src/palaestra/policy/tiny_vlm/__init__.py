@@ -4,14 +4,6 @@ A real Qwen3-VL of under two million weights. It finds widgets on small screens 
 grammar. It is weak at tasks, and meant to be improved by reinforcement learning on a CPU.
 """
 
-from palaestra.policy.tiny_vlm.recipe import (
-    MANIFEST,
-    SHIPPED,
-    Recipe,
-    TrainedModel,
-    read_manifest,
-    train_model,
-    write_model,
-)
+from palaestra.policy.tiny_vlm.recipe import SHIPPED, Recipe, TrainedModel, train_model, write_model
 
-__all__ = ["MANIFEST", "SHIPPED", "Recipe", "TrainedModel", "read_manifest", "train_model", "write_model"]
+__all__ = ["SHIPPED", "Recipe", "TrainedModel", "train_model", "write_model"]

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from palaestra.policy.tiny_vlm.tokenizer import NUMBERS
+from palaestra.policy.codecs.qwen_texts import COORDINATES
 
 PATCH, MERGE = 8, 2
 FACTOR = PATCH * MERGE
@@ -98,7 +98,7 @@ def build_model(tokenizer: Any, *, seed: int) -> Any:
 
 def number_ids(tokenizer: Any) -> list[int]:
     """Tokens of 0, 1, … 999."""
-    ids: list[int] = tokenizer.convert_tokens_to_ids([str(number) for number in range(NUMBERS)])
+    ids: list[int] = tokenizer.convert_tokens_to_ids([str(number) for number in range(COORDINATES)])
     return ids
 
 
@@ -108,7 +108,7 @@ def _init_number_embeddings(model: Any, tokenizer: Any) -> None:
     With random embeddings they would be a thousand unrelated tokens, each of which needs many examples. Fourier
     features encode how far apart they are, so that the model need not learn that 499 and 501 are neighbours.
     """
-    code = fourier_features(torch.arange(NUMBERS) / NUMBERS, FREQUENCIES)
+    code = fourier_features(torch.arange(COORDINATES) / COORDINATES, FREQUENCIES)
     ids = torch.tensor(number_ids(tokenizer))
     inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     with torch.no_grad():

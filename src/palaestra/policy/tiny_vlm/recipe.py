@@ -10,10 +10,6 @@ threads sum in another order. A model directory has the layout of the Hugging Fa
 
 from __future__ import annotations
 
-import hashlib
-import importlib.metadata
-import json
-import platform
 import random
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -22,8 +18,8 @@ from typing import Any
 
 import torch
 
-from palaestra.errors import CheckpointError, ConfigError
-from palaestra.files.atomic import atomic_directory
+from palaestra.errors import ConfigError
+from palaestra.policy.model_directory import write_model_directory
 from palaestra.policy.tiny_vlm.architecture import build_image_processor, build_model
 from palaestra.policy.tiny_vlm.examples import ExampleWriter
 from palaestra.policy.tiny_vlm.language_pretraining import pretrain_language
@@ -31,10 +27,8 @@ from palaestra.policy.tiny_vlm.screen_dataset import build_dataset
 from palaestra.policy.tiny_vlm.tokenizer import build_tokenizer
 from palaestra.policy.tiny_vlm.vision_pretraining import AuxiliaryHead, pretrain_vision
 
-MANIFEST = "tiny_vlm.json"
 SHIPPED = Path(__file__).parent / "checkpoint"
 """The model that comes with the package."""
-_PACKAGES = ("torch", "transformers", "tokenizers", "pillow", "numpy", "safetensors")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,50 +109,14 @@ def train_model(recipe: Recipe, log: Callable[[str], None] = lambda line: None) 
     return TrainedModel(model.eval(), tokenizer, {"seeing": vision, "speaking": language})
 
 
-def check_output_path(path: Path) -> None:
-    """Refuse a path that exists; nothing is overwritten."""
-    if path.exists():
-        raise ConfigError("output", str(path), "exists already", "Name a directory that does not, or remove it")
-
-
 def write_model(trained: TrainedModel, recipe: Recipe, path: Path) -> dict[str, Any]:
     """Write a new model directory atomically; returns its manifest."""
-    check_output_path(path)
-    with atomic_directory(path) as directory:
+
+    def save(directory: Path) -> None:
         trained.model.half().save_pretrained(directory)
         trained.tokenizer.save_pretrained(directory)
         build_image_processor().save_pretrained(directory)
-        for file in directory.iterdir():
-            file.chmod(0o644)
-        versions = {name: importlib.metadata.version(name) for name in _PACKAGES}
-        manifest = {
-            "recipe": asdict(recipe),
-            "parameters": sum(weight.numel() for weight in trained.model.parameters()),
-            "vocabulary": len(trained.tokenizer),
-            "figures": {
-                stage: {name: round(value, 4) for name, value in metrics.items()}
-                for stage, metrics in trained.figures.items()
-            },
-            "versions": versions | {"python": platform.python_version(), "machine": platform.machine()},
-            "files": {file.name: _digest(file) for file in sorted(directory.iterdir())},
-        }
-        (directory / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
-    return manifest
 
-
-def read_manifest(path: Path = SHIPPED) -> dict[str, Any]:
-    """Read the manifest of a model directory and verify the hash of every file."""
-    try:
-        manifest: dict[str, Any] = json.loads((path / MANIFEST).read_text())
-        digests = dict(manifest["files"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError("model", str(path), f"has no readable {MANIFEST} ({error})", "Make it again") from None
-    for name, digest in digests.items():
-        file = path / name
-        if not file.is_file() or _digest(file) != digest:
-            raise CheckpointError("model", str(file), "is missing or was changed since it was made", "Make it again")
-    return manifest
-
-
-def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    parameters = sum(weight.numel() for weight in trained.model.parameters())
+    facts = {"recipe": asdict(recipe), "parameters": parameters, "vocabulary": len(trained.tokenizer)}
+    return write_model_directory(path, save, facts, trained.figures)

@@ -9,30 +9,28 @@ from __future__ import annotations
 
 from typing import Any
 
+from palaestra.policy.codecs.qwen_texts import (
+    CALL,
+    COORDINATES,
+    POINTER_ACTIONS,
+    REQUEST,
+    SPECIAL_TOKENS,
+    add_folded_calls,
+)
 from palaestra.policy.tiny_vlm.screens import COLOURS, ORDINALS
-from palaestra.policy.vlm.config import REQUEST
 
-SPECIALS = (
-    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>",
-    "<|image_pad|>", "<|video_pad|>",
-)  # fmt: skip
-NUMBERS = 1000
-_OPEN = '<tool_call>\n{"name": "computer_use", "arguments": {"action": "'
-_POINTER_ACTIONS = "left_click right_click middle_click double_click triple_click mouse_move left_click_drag".split()
-CLICK = f'{_OPEN}left_click", "coordinate": ['
+CLICK = f'{CALL}left_click", "coordinate": ['
 _PHRASES = (
     "user\n", "assistant\n", *REQUEST.partition("{instruction}")[0:1], "\n\nPrevious actions:\n",
     "\n\nPrevious actions:\nNone", "\nStep ", ": ", ", ",
-    *(f'{_OPEN}{word}", "coordinate": [' for word in _POINTER_ACTIONS),
-    *(f'{_OPEN}{word}"}}}}\n</tool_call>' for word in _POINTER_ACTIONS),
-    "]}}\n</tool_call>", f'{_OPEN}type", "text": "', f'{_OPEN}answer", "text": "', '"}}\n</tool_call>',
-    f'{_OPEN}key", "keys": ["', '", "', '"]}}\n</tool_call>', f'{_OPEN}wait", "time": ', "}}\n</tool_call>",
-    f'{_OPEN}scroll", "pixels": ', f'{_OPEN}hscroll", "pixels": ', ', "coordinate": [',
-    f'{_OPEN}terminate", "status": "success"}}}}\n</tool_call>',
-    f'{_OPEN}terminate", "status": "failure"}}}}\n</tool_call>',
+    *(f'{CALL}{word}", "coordinate": [' for word in POINTER_ACTIONS),
+    *(f'{CALL}{word}"}}}}\n</tool_call>' for word in POINTER_ACTIONS),
+    "]}}\n</tool_call>", f'{CALL}type", "text": "', f'{CALL}answer", "text": "', '"}}\n</tool_call>',
+    f'{CALL}key", "keys": ["', '", "', '"]}}\n</tool_call>', f'{CALL}wait", "time": ', "}}\n</tool_call>",
+    f'{CALL}scroll", "pixels": ', f'{CALL}hscroll", "pixels": ', ', "coordinate": [',
+    f'{CALL}terminate", "status": "success"}}}}\n</tool_call>',
+    f'{CALL}terminate", "status": "failure"}}}}\n</tool_call>',
 )  # fmt: skip
-_FOLDED = tuple(phrase.replace("\n", " ") for phrase in _PHRASES if "tool_call" in phrase)
-"""As they appear in the list of previous actions, where newlines have become spaces."""
 _KEYS = "enter tab escape backspace delete space up down left right home end shift ctrl alt".split()
 _VERBS = "click press tap choose select focus enter type close open find check tick switch follow go push hit"
 _WORDS = (
@@ -64,9 +62,9 @@ def build_tokenizer() -> Any:
     inner = Tokenizer(model)
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIALS])
-    inner.add_tokens([AddedToken(str(number), normalized=False) for number in range(10, NUMBERS)])
-    inner.add_tokens([AddedToken(phrase, normalized=False) for phrase in dict.fromkeys([*_PHRASES, *_FOLDED])])
+    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
+    inner.add_tokens([AddedToken(str(number), normalized=False) for number in range(10, COORDINATES)])
+    inner.add_tokens([AddedToken(phrase, normalized=False) for phrase in add_folded_calls(_PHRASES)])
     return library.PreTrainedTokenizerFast(
         tokenizer_object=inner,
         eos_token="<|im_end|>",

@@ -9,10 +9,10 @@ from pydantic import Field, model_validator
 
 from palaestra.config import Section
 
-REQUEST = (
-    "Please generate the next move according to the UI screenshot, instruction and previous actions.\n\n"
-    "Instruction: {instruction}\n\nPrevious actions:\n{previous}"
-)
+INSTRUCTION_ONLY = "{instruction}"
+"""The request to models whose image processor reads."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""The file of an adapter's settings in PEFT's layout."""
 TargetOption = Literal["attention", "mlp", "attention+mlp", "all-linear", "custom"]
 
 
@@ -20,7 +20,8 @@ class ModelConfig(Section):
     """The section `model` of a configuration."""
 
     name: str = Field(min_length=1)
-    """A model of the Hugging Face hub (`Qwen/Qwen2.5-VL-3B-Instruct`), a directory in its layout, or `tiny`."""
+    """A model of the Hugging Face hub (`Qwen/Qwen2.5-VL-3B-Instruct`), a directory in its layout, or a built-in model:
+    `tiny`, `tiny-reader`."""
 
     revision: str | None = None
     """Branch, tag or commit on the hub. A commit makes a run repeatable; a branch may move."""
@@ -69,11 +70,13 @@ class ModelConfig(Section):
     history: int = Field(default=4, ge=0)
     """Number of past turns in the prompt with their screenshots; older turns become lines of text."""
 
-    request: str = REQUEST
-    """Text beside the first screenshot, with placeholders `{instruction}` and `{previous}` (older turns as text)."""
+    request: str | None = None
+    """Text beside the first screenshot, with placeholders `{instruction}` and `{previous}` (older turns as text).
+    Default: the text that the model was trained with."""
 
     adapter: Path | None = None
-    """Directory of an adapter in PEFT's layout to start from."""
+    """An adapter to start from: a directory in PEFT's layout, a checkpoint, or a run (its best checkpoint), for example
+    of supervised fine-tuning. Its rank and alpha count. It is also the reference of `algorithm.kl_coef`."""
 
     value_gradient: bool = False
     """Whether the value loss also trains the model. False: only the value head."""
@@ -92,7 +95,7 @@ class ModelConfig(Section):
         if not self.use_lora and self.dtype in ("bfloat16", "float16"):
             # Around 1, bfloat16 values are 0.0078 apart; a step of 1e-5 is lost in rounding.
             raise ValueError(f"dtype {self.dtype} cannot hold the small steps of full training; use float32, or LoRA")
-        if "{instruction}" not in self.request:
+        if self.request is not None and "{instruction}" not in self.request:
             raise ValueError("request must contain {instruction}, or the model is never told its task")
         return self
 

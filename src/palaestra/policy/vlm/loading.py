@@ -22,7 +22,11 @@ from palaestra.policy.device import choose_device
 from palaestra.policy.vlm.config import ModelConfig
 
 PLACE = "model.name"
-BUILT_IN = {"tiny": Path(__file__).parents[1] / "tiny_vlm" / "checkpoint"}
+BUILT_IN = {
+    "tiny": Path(__file__).parents[1] / "tiny_vlm" / "checkpoint",
+    "tiny-reader": Path(__file__).parents[1] / "screen_reader" / "checkpoint",
+}
+"""Models that come with the package. They know their action grammar."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,21 @@ def load_model(config: ModelConfig) -> LoadedModel:
     except ImportError as error:
         reason = f"needs a package that is not there ({error.name})"
         raise ConfigError(PLACE, config.name, reason, "Install 'palaestra[vlm]'") from None
+    from palaestra.policy.screen_reader.image_processor import PictureReader
+    from palaestra.policy.screen_reader.modeling import MODEL_TYPE, register_model
+
+    register_model()
     device = choose_device(config.device, place="model.device")
     source, options = _find_source(config.name), {"revision": config.revision, "trust_remote_code": False}
     settings = _load(config, "config.json", transformers.AutoConfig, source, **options)
     _check_model_type(config, settings)
     tokenizer = _load(config, "the tokenizer", transformers.AutoTokenizer, source, **options)
     template = _chat_template(config, source, tokenizer)
-    # The PIL backend everywhere: torchvision resamples differently, and the same screenshot would give other numbers.
-    images = _load(config, "the image processor", transformers.AutoImageProcessor, source, backend="pil", **options)
+    if settings.model_type == MODEL_TYPE:
+        images = _load(config, "the vision tower", PictureReader, source)
+    else:
+        # The PIL backend everywhere: torchvision resamples differently, and a screenshot would give other numbers.
+        images = _load(config, "the image processor", transformers.AutoImageProcessor, source, backend="pil", **options)
     _check_image_processor(config, settings, tokenizer, images)
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
@@ -90,7 +101,7 @@ def _find_source(name: str) -> str:
         place = BUILT_IN[name]
         if not (place / "config.json").is_file():
             reason = f"the built-in model is not in this installation ({place})"
-            remedy = "Make one with 'palaestra tiny-vlm make' and name its directory"
+            remedy = f"Make one with 'palaestra tiny-vlm make --model {name}' and name its directory"
             raise ConfigError(PLACE, name, reason, remedy)
         return str(place)
     path = Path(name).expanduser()
@@ -140,8 +151,10 @@ def _remedy(source: str, message: str) -> str:
 def _check_model_type(config: ModelConfig, settings: Any) -> None:
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
+    from palaestra.policy.screen_reader.modeling import MODEL_TYPE
+
     kind = settings.model_type
-    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+    if kind not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and kind != MODEL_TYPE:
         reason = f"is a {kind}, which does not turn pictures and text into text"
         remedy = "Use a vision-language model such as Qwen/Qwen2.5-VL-3B-Instruct"
         raise ConfigError(PLACE, config.name, reason, remedy)

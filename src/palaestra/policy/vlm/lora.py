@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from palaestra.config import closest_names
 from palaestra.errors import CheckpointError, ConfigError
-from palaestra.policy.vlm.config import ModelConfig, TargetOption
+from palaestra.policy.vlm.config import ADAPTER_CONFIG, ModelConfig, TargetOption
 from palaestra.policy.weight_sync import copy_weights
 
 ADAPTER = "adapter_model.safetensors"
@@ -175,7 +175,7 @@ def _read_adapter(path: Path) -> tuple[int, float, dict[str, Tensor]]:
     """Rank, alpha and tensors of an adapter directory in PEFT's layout."""
     place = "model.adapter"
     try:
-        settings: dict[str, Any] = json.loads((path / "adapter_config.json").read_text(encoding="utf-8"))
+        settings: dict[str, Any] = json.loads((path / ADAPTER_CONFIG).read_text(encoding="utf-8"))
         kind, rank, alpha = settings["peft_type"], int(settings["r"]), float(settings["lora_alpha"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"holds no adapter_config.json that can be read ({error})"

@@ -29,6 +29,10 @@ from palaestra.policy.weight_sync import copy_weights, whole_tensor
 NO_TOKEN = -1
 """In place of the image token of a model that takes text only."""
 
+CPU_PATCHES = 2100
+"""Patches that go through the vision tower at once on a CPU. More of them leave its cache: sixteen small screens in one
+call take a quarter more processor time than four by four."""
+
 ImageFeatures = tuple[Tensor, ...]
 """The vision tower's output for one picture: its tokens, then those for deeper layers where a family has them."""
 
@@ -195,11 +199,11 @@ class Network:
                 fresh.append(picture)
             else:
                 features[picture.key] = cached
-        if fresh:
+        for some in self._split_pictures(fresh):
             with torch.no_grad() if self._tower_frozen else nullcontext():
-                out = self.model.base_model.get_image_features(self._pixels(fresh), self._grid(fresh), return_dict=True)
+                out = self.model.base_model.get_image_features(self._pixels(some), self._grid(some), return_dict=True)
             deeper = list(getattr(out, "deepstack_features", None) or [])
-            for picture, *parts in zip(fresh, out.pooler_output, *deeper, strict=True):
+            for picture, *parts in zip(some, out.pooler_output, *deeper, strict=True):
                 features[picture.key] = tuple(parts)
                 if self._tower_frozen:
                     # A slice would keep the whole batch's tensor alive.
@@ -208,12 +212,26 @@ class Network:
         columns = list(zip(*(features[picture.key] for picture in pictures), strict=True))
         return SimpleNamespace(pooler_output=columns[0], deepstack_features=columns[1:])
 
+    def _split_pictures(self, pictures: Sequence[Picture]) -> list[list[Picture]]:
+        """The pictures in parts that go through the vision tower at once."""
+        if self.device.type != "cpu":
+            return [list(pictures)] if pictures else []
+        parts: list[list[Picture]] = []
+        room = 0
+        for picture in pictures:
+            patches = picture.size[0] * picture.size[1] // self.preprocessor.patch**2
+            if patches > room:
+                parts.append([])
+                room = CPU_PATCHES
+            parts[-1].append(picture)
+            room -= patches
+        return parts
+
     def _pixels(self, pictures: Sequence[Picture]) -> Tensor:
         return torch.cat([self.preprocessor.patches(picture) for picture in pictures]).to(self.device)
 
     def _grid(self, pictures: Sequence[Picture]) -> Tensor:
-        step = self.preprocessor.patch
-        return torch.tensor([[1, p.size[1] // step, p.size[0] // step] for p in pictures], device=self.device)
+        return torch.tensor([self.preprocessor.grid(picture) for picture in pictures], device=self.device)
 
 
 def sampling_fingerprint(weights: Mapping[str, Tensor]) -> str:

@@ -82,6 +82,7 @@ class PicturePreprocessor:
     def __init__(self, image_processor: Any, *, memory_bytes: int) -> None:
         self.image_processor = image_processor
         self.patch, self.merge = int(image_processor.patch_size), int(image_processor.merge_size)
+        self.reads_pictures = bool(getattr(image_processor, "reads_pictures", False))
         self.cache: LRUCache[Tensor] = LRUCache(memory_bytes)
 
     @property
@@ -89,13 +90,26 @@ class PicturePreprocessor:
         """Widths and heights must be multiples of this."""
         return self.patch * self.merge
 
-    def count_tokens(self, size: tuple[int, int]) -> int:
-        """Number of prompt tokens of a picture of this size."""
+    def count_tokens(self, picture: Picture) -> int:
+        """Number of prompt tokens of a picture: by its size, or by what is on it where the image processor reads it."""
+        if self.reads_pictures:
+            return len(self.patches(picture))
+        width, height = self._check_size(picture.size)
+        return (width // self.factor) * (height // self.factor)
+
+    def grid(self, picture: Picture) -> tuple[int, int, int]:
+        """Patches of a picture in time, down and across."""
+        if self.reads_pictures:
+            return 1, len(self.patches(picture)), 1
+        width, height = picture.size
+        return 1, height // self.patch, width // self.patch
+
+    def _check_size(self, size: tuple[int, int]) -> tuple[int, int]:
         width, height = size
         if width <= 0 or height <= 0 or width % self.factor or height % self.factor:
             reason = f"is not made of whole blocks of {self.factor} pixels"
             raise ConfigError("picture size", f"{width}x{height}", reason, f"Decide sizes with factor {self.factor}")
-        return (width // self.factor) * (height // self.factor)
+        return size
 
     def patches(self, picture: Picture) -> Tensor:
         """Resize the picture and cut it into patches: [patches, channels x time x patch x patch]."""
@@ -109,7 +123,7 @@ class PicturePreprocessor:
         """The picture at the size at which the model sees it, as a PIL image."""
         from PIL import Image, UnidentifiedImageError
 
-        self.count_tokens(picture.size)
+        self._check_size(picture.size)
         try:
             with Image.open(io.BytesIO(picture.data)) as file:
                 image = file.convert("RGB")

@@ -24,14 +24,15 @@ from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.turn_scoring import ParsedReply, TokenLogProbs, TurnInput
 from palaestra.policy.codecs.decoding import DecodedAction
 from palaestra.policy.codecs.grammar import ActionGrammar, ReplyReader, build_grammar, codec_for_model_type
+from palaestra.policy.codecs.qwen_texts import REQUEST
 from palaestra.policy.vlm import checkpoint
-from palaestra.policy.vlm.config import ModelConfig
+from palaestra.policy.vlm.config import INSTRUCTION_ONLY, ModelConfig
 from palaestra.policy.vlm.generation import Completion, SampleRequest, TokenRules, generate_tokens
-from palaestra.policy.vlm.loading import LoadedModel, load_model
+from palaestra.policy.vlm.loading import BUILT_IN, LoadedModel, load_model
 from palaestra.policy.vlm.lora import add_adapters, in_vision_tower, trainable_parts
 from palaestra.policy.vlm.network import Network, sampling_fingerprint
 from palaestra.policy.vlm.picture import LRUCache, PicturePreprocessor
-from palaestra.policy.vlm.prompt import Conversation, Prompt, PromptWriter
+from palaestra.policy.vlm.prompt import Conversation, Ints, Prompt, PromptWriter
 from palaestra.policy.vlm.scoring import score
 from palaestra.policy.vlm.sharding import shard_layers
 from palaestra.policy.weight_sync import copy_weights
@@ -70,12 +71,13 @@ class VLMPolicy:
             preprocessor,
             image_token=self.learner.image_token,
             history=config.history,
-            request=config.request,
+            request=config.request or (INSTRUCTION_ONLY if preprocessor.reads_pictures else REQUEST),
             name=config.name,
         )
         self.rules = _token_rules(loaded, self.learner, self.prompts)
-        # The built-in model knows its grammar; the description would be longer than the rest of the prompt.
-        self._describe_grammar = config.name != "tiny" if describe_grammar is None else describe_grammar
+        # The built-in models know their grammar; the description would be longer than the rest of the prompt.
+        knows_grammar = config.name in BUILT_IN or preprocessor.reads_pictures
+        self._describe_grammar = not knows_grammar if describe_grammar is None else describe_grammar
         self._grammar = None if codec is None else self._build_grammar(codec)
         self._acting: Network | None = self.learner.clone()
         # Training that starts from an adapter keeps a copy of it as the reference.
@@ -97,7 +99,7 @@ class VLMPolicy:
         """Build the policy of a section `model`; new adapters are initialised from `seed`.
 
         `codec` is the action grammar, by default that of the model's family. `describe_grammar` is whether prompts
-        explain it, by default for all models but the built-in one.
+        explain it, by default for all models but the built-in ones.
         """
         return cls(load_model(config), config, seed=seed, codec=codec, describe_grammar=describe_grammar)
 
@@ -174,13 +176,49 @@ class VLMPolicy:
         text: str = self.loaded.tokenizer.decode(list(token_ids[:-1] if ended else token_ids))
         return text
 
+    def write_reply(self, text: str) -> Ints:
+        """The token ids of a reply with this text and its end token.
+
+        `ExperienceError` if the model could not have sampled them, or if they decode to another text.
+        """
+        ids = self.prompts.tokenize_reply(text)
+        end = self.prompts.end_of_turn if self.prompts.end_of_turn is not None else min(self.rules.ends)
+        if not ids or {*ids} & {*self.rules.ends, *self.rules.forbidden}:
+            raise ExperienceError(f"the reply {text!r} is empty or contains a token that ends a reply or is forbidden.")
+        if len(ids) + 1 > self.config.max_new_tokens:
+            limit = self.config.max_new_tokens
+            raise ExperienceError(
+                f"the reply {text[:80]!r} has {len(ids) + 1} tokens, and model.max_new_tokens is {limit}."
+            )
+        if self.text_of([*ids, end]) != text:
+            raise ExperienceError(f"the tokens of the reply {text!r} decode to {self.text_of([*ids, end])!r}.")
+        return np.array([*ids, end], np.int32)
+
+    def prompt_format(self) -> dict[str, Any]:
+        """Everything that determines the tokens of prompts and replies, as plain JSON."""
+        grammar = self.grammar
+        rule = grammar.rule
+        return {
+            **self.prompts.format(),
+            "codec": grammar.codec.name,
+            "describe_grammar": grammar.in_prompt,
+            "picture_rule": [rule.factor, rule.min_pixels, rule.max_pixels],
+        }
+
     def log_probs(
-        self, turns: Sequence[TurnInput], *, with_values: bool = False, with_entropy: bool = False, grad: bool = True
+        self,
+        turns: Sequence[TurnInput],
+        *,
+        with_values: bool = False,
+        with_entropy: bool = False,
+        with_imitation: bool = False,
+        grad: bool = True,
     ) -> TokenLogProbs:
         """Log-probabilities of the turns' tokens under the trainable weights, in one batch."""
         self.learner.set_dropout(grad and self.config.lora_dropout > 0)
+        wanted = {"with_values": with_values, "with_entropy": with_entropy, "with_imitation": with_imitation}
         with nullcontext() if grad else torch.no_grad():
-            return score(self.learner, turns, self.rules, with_values=with_values, with_entropy=with_entropy)
+            return score(self.learner, turns, self.rules, **wanted)
 
     def reference_log_probs(self, turns: Sequence[TurnInput]) -> Tensor:
         """`[B, G]` under the weights from before training, without gradient."""

@@ -8,6 +8,8 @@ window, every prompt starts with the previous prompt and its reply, id by id.
 from __future__ import annotations
 
 import functools
+import hashlib
+import json
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from palaestra.errors import ConfigError
-from palaestra.policy.vlm.config import REQUEST
+from palaestra.policy.codecs.qwen_texts import REQUEST
 from palaestra.policy.vlm.picture import Picture, PicturePreprocessor
 from palaestra.strict_json import find_lone_surrogate
 
@@ -101,8 +103,22 @@ class PromptWriter:
                 # A reply that was cut has no end token and needs the template's.
                 piece = piece[1:] if reply and reply[-1] == piece[0] else piece
                 ids += reply
-            ids += self._expand_picture(piece, self.preprocessor.count_tokens(picture.size))
+            ids += self._expand_picture(piece, self.preprocessor.count_tokens(picture))
         return Prompt(np.array(ids, np.int32), pictures)
+
+    def tokenize_reply(self, text: str) -> list[int]:
+        """The token ids of a text that the model could have replied, without the end token."""
+        return list(self._tokenize(text))
+
+    def format(self) -> dict[str, Any]:
+        """Everything here that determines the tokens of a prompt, as plain JSON."""
+        vocabulary = json.dumps(sorted(self.tokenizer.get_vocab().items()), ensure_ascii=True)
+        return {
+            "tokenizer": hashlib.sha256(vocabulary.encode()).hexdigest(),
+            "chat_template": hashlib.sha256(self.template.encode()).hexdigest(),
+            "history": self.history,
+            "request": self.request,
+        }
 
     def _render(self, conversation: Conversation, older: Sequence[PastTurn], turn: int) -> str:
         """The text of one turn: everything before the first reply, or everything between two replies."""

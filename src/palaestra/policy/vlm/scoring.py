@@ -50,6 +50,7 @@ def score(
     *,
     with_values: bool = False,
     with_entropy: bool = False,
+    with_imitation: bool = False,
 ) -> TokenLogProbs:
     """Log-probabilities of the turns' tokens, in one batch."""
     if not turns:
@@ -66,7 +67,8 @@ def score(
     lengths = torch.tensor([len(reply) for reply in replies], device=network.device)
     temperature = torch.tensor([one.temperature for one in turns], device=network.device)
     temperature = temperature.repeat_interleave(lengths).unsqueeze(-1)
-    log_probs, entropies = _score_tokens(network, hidden, targets, temperature, rules, with_entropy)
+    wanted = (with_entropy, with_imitation)
+    log_probs, entropies, is_top, means = _score_tokens(network, hidden, targets, temperature, rules, *wanted)
 
     def pad(tokens: Tensor) -> Tensor:
         return pad_sequence(list(torch.split(tokens, lengths.tolist())), batch_first=True)
@@ -76,6 +78,8 @@ def score(
         mask=torch.arange(int(lengths.max()), device=network.device) < lengths[:, None],
         entropy=None if entropies is None else pad(entropies),
         values=network.value(last_prompt_hidden) if with_values else None,
+        is_top=None if is_top is None else pad(is_top),
+        mean_log_prob=None if means is None else pad(means),
     )
 
 
@@ -96,7 +100,7 @@ def _check_turns(network: Network, turns: Sequence[TurnInput], prompts: Sequence
         if one.temperature <= 0:
             raise ExperienceError(f"turn {place} was sampled at temperature 0: nothing can be learned from it.")
         tokens = int((prompt.ids == network.image_token).sum())
-        expected = sum(network.preprocessor.count_tokens(picture.size) for picture in prompt.pictures)
+        expected = sum(network.preprocessor.count_tokens(picture) for picture in prompt.pictures)
         if tokens != expected:
             raise ExperienceError(
                 f"turn {place} has {tokens} picture tokens in its prompt and {expected} in its "
@@ -145,17 +149,31 @@ def _select_predicting(hidden: Tensor, replies: Sequence[Ints], starts: Sequence
 
 
 def _score_tokens(
-    network: Network, hidden: Tensor, targets: Tensor, temperature: Tensor, rules: TokenRules, with_entropy: bool
-) -> tuple[Tensor, Tensor | None]:
-    """Log-probabilities (and entropies) of the target tokens, in chunks that bound the memory of the logits."""
+    network: Network,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: Tensor,
+    rules: TokenRules,
+    with_entropy: bool,
+    with_imitation: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
+    """Log-probabilities of the target tokens, in chunks that bound the memory of the logits.
 
-    def score_chunk(hidden: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    On request also entropies, whether each target is the most likely token, and the means over all tokens.
+    """
+
+    def score_chunk(hidden: Tensor, targets: Tensor, temperature: Tensor) -> tuple[Tensor, ...]:
         log_probs = torch.log_softmax(rules.mask_forbidden(network.logits(hidden)) / temperature, -1)
-        chosen = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        if not with_entropy:
-            return chosen, chosen
-        # A forbidden token has probability 0 and log-probability -inf; their product must be 0.
-        return chosen, -(log_probs.exp() * log_probs.clamp_min(torch.finfo(log_probs.dtype).min)).sum(-1)
+        scores = [log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)]
+        if with_entropy:
+            # A forbidden token has probability 0 and log-probability -inf; their product must be 0.
+            finite = log_probs.clamp_min(torch.finfo(log_probs.dtype).min)
+            scores.append(-(log_probs.exp() * finite).sum(-1))
+        if with_imitation:
+            allowed = network.vocabulary - len(rules.forbidden)
+            scores.append(log_probs.detach().argmax(-1) == targets)
+            scores.append(log_probs.masked_fill(log_probs == -torch.inf, 0.0).sum(-1) / allowed)
+        return tuple(scores)
 
     size = max(1, CHUNK_NUMBERS // network.vocabulary)
     chunks = list(zip(*(torch.split(whole, size) for whole in (hidden, targets, temperature)), strict=True))
@@ -164,5 +182,8 @@ def _score_tokens(
     else:
         # Recompute the logits in the backward pass instead of keeping those of every chunk.
         scored = [checkpoint(score_chunk, *chunk, use_reentrant=False) for chunk in chunks]
-    log_probs, entropies = (torch.cat(column) for column in zip(*scored, strict=True))
-    return log_probs, entropies if with_entropy else None
+    columns = [torch.cat(column) for column in zip(*scored, strict=True)]
+    log_probs = columns.pop(0)
+    entropies = columns.pop(0) if with_entropy else None
+    is_top, means = columns if with_imitation else (None, None)
+    return log_probs, entropies, is_top, means

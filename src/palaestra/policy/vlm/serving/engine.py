@@ -95,7 +95,7 @@ class PromptEncoder:
     def _collapse(self, prompt: Prompt) -> list[int]:
         assert self._preprocessor is not None
         ids, collapsed, at = prompt.ids.tolist(), [], 0
-        counts = iter([self._preprocessor.count_tokens(picture.size) for picture in prompt.pictures])
+        counts = iter([self._preprocessor.count_tokens(picture) for picture in prompt.pictures])
         while at < len(ids):
             collapsed.append(ids[at])
             at += next(counts) if ids[at] == self._image_token else 1

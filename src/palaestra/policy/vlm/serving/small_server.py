@@ -165,7 +165,7 @@ class SmallServer:
             picture = next(remaining, None)
             if picture is None:
                 raise _Refusal(400, f"the prompt has more placeholders than its {len(pictures)} pictures")
-            ids += [token] * self._network.preprocessor.count_tokens(picture.size)
+            ids += [token] * self._network.preprocessor.count_tokens(picture)
         return Prompt(np.array(ids, np.int32), tuple(pictures))
 
     def _reply(
