@@ -126,8 +126,8 @@ def test_a_file_that_was_altered_or_cut_is_refused(tmp_path):
 
 
 def test_a_newer_schema_is_refused():
-    data = episode().to_bytes().replace(b'\\"schema\\":2', b'\\"schema\\":3')
-    with pytest.raises(ExperienceError, match="has schema 3; this version reads 1 and 2"):
+    data = episode().to_bytes().replace(b'\\"schema\\":3', b'\\"schema\\":4')
+    with pytest.raises(ExperienceError, match="has schema 4; this version reads 1 to 3"):
         Trajectory.from_bytes(data)
 
 

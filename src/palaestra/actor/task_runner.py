@@ -39,7 +39,7 @@ class ActorConfig(Section):
     codec: str | None = None
     """Action grammar of the model. null: that of its model family."""
     describe_grammar: bool | None = None
-    """Describe the action grammar in the prompt. null: yes, except for the built-in tiny model."""
+    """Describe the action grammar in the prompt. null: yes, except for the built-in models."""
     max_unreadable: int = Field(default=3, ge=1)
     """Number of consecutive unreadable replies that end the episode."""
     retries: int = Field(default=3, ge=0)

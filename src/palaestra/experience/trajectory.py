@@ -24,13 +24,25 @@ from safetensors import SafetensorError
 from palaestra.errors import ExperienceError
 from palaestra.files.atomic import write_bytes
 
-SCHEMA = 2
-"""Since 2, turns record the fingerprint of the weights, and rewards are those of the environment."""
-READABLE = (1, 2)
+SCHEMA = 3
+"""Since 2, turns record the fingerprint of the weights, and rewards are those of the environment. Since 3, episodes
+record their source."""
+READABLE = (1, 2, 3)
+NOT_SAMPLED = -1
+"""Version of the tokens of a demonstration, which no policy sampled."""
 Ints = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float32]
 ARRAYS = {"prompt_ids": np.int32, "token_ids": np.int32, "log_probs": np.float32, "versions": np.int32}
 """The arrays of a turn."""
+
+
+class Source(StrEnum):
+    """Origin of the replies of an episode."""
+
+    POLICY = "policy"
+    """Sampled by the policy that is trained."""
+    DEMONSTRATION = "demonstration"
+    """Written from the actions of an oracle or a person. It has no log-probabilities and is never on-policy data."""
 
 
 class Outcome(StrEnum):
@@ -87,6 +99,11 @@ class Turn:
         if (self.action is None) != bool(self.unreadable):
             raise ValueError("a turn has an action, or the reason why it has none")
 
+    @property
+    def is_demonstration(self) -> bool:
+        """Whether a token of it was not sampled by a policy."""
+        return bool((self.versions == NOT_SAMPLED).any())
+
     def facts(self) -> dict[str, Any]:
         """Everything but the arrays, as plain JSON."""
         facts = {name: getattr(self, name) for name in _TURN_FACTS}
@@ -120,6 +137,7 @@ class Trajectory:
     seconds: float = 0.0
     detail: Mapping[str, Any] = field(default_factory=dict)
     """Final details of the verifier."""
+    source: Source = Source.POLICY
 
     def __len__(self) -> int:
         return len(self.turns)
@@ -147,7 +165,12 @@ class Trajectory:
     def facts(self) -> dict[str, Any]:
         """Everything about the episode that is neither an array nor a turn, as plain JSON."""
         facts = {name: getattr(self, name) for name in _EPISODE_FACTS}
-        return facts | {"task": dict(self.task), "detail": dict(self.detail), "outcome": self.outcome.value}
+        return facts | {
+            "task": dict(self.task),
+            "detail": dict(self.detail),
+            "outcome": self.outcome.value,
+            "source": self.source.value,
+        }
 
     def to_bytes(self) -> bytes:
         """Serialise to safetensors bytes with JSON metadata."""
@@ -173,7 +196,7 @@ class Trajectory:
             raise ExperienceError(f"{place} cannot be read as a trajectory ({error}).") from None
         if facts.get("schema") not in READABLE:
             raise ExperienceError(
-                f"{place} has schema {facts.get('schema')!r}; this version reads {' and '.join(map(str, READABLE))}. "
+                f"{place} has schema {facts.get('schema')!r}; this version reads {READABLE[0]} to {READABLE[-1]}. "
                 "Use the version of palaestra that wrote it, or a newer one."
             )
         if _digest(arrays, head["trajectory"]) != head.get("digest"):
@@ -220,5 +243,6 @@ def _rebuild(facts: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]]) -
     pictures = {
         name.removeprefix("picture."): data.tobytes() for name, data in arrays.items() if name.startswith("picture.")
     }
-    episode = facts["episode"] | {"outcome": Outcome(facts["episode"]["outcome"])}
+    episode = dict(facts["episode"])
+    episode |= {"outcome": Outcome(episode["outcome"]), "source": Source(episode.get("source", Source.POLICY))}
     return Trajectory(turns=tuple(turns), pictures=pictures, **episode)

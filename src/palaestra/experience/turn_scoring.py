@@ -38,6 +38,11 @@ class TokenLogProbs:
     """`[B, G]` entropy in nats of each token's distribution; 0 where padded. None unless requested."""
     values: Tensor | None = None
     """`[B]`, at the last prompt token. None unless requested."""
+    is_top: Tensor | None = None
+    """`[B, G]` bool: whether the recorded token is the most likely one; False where padded. None unless requested."""
+    mean_log_prob: Tensor | None = None
+    """`[B, G]` mean log-probability over all tokens that may be sampled, for label smoothing; 0 where padded. None
+    unless requested."""
 
 
 class ParsedReply(NamedTuple):

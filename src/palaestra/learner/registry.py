@@ -11,6 +11,7 @@ from palaestra.learner.algorithm import RolloutAlgorithm
 from palaestra.learner.ppo import PPO
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.built_in import GRPO, RejectionSampling, TrajectoryPPO
+from palaestra.learner.trajectories.supervised import Supervised
 from palaestra.learner.transitions.algorithm import TransitionAlgorithm
 from palaestra.learner.transitions.dqn import DQN
 from palaestra.learner.transitions.offline import BC, IQL, TD3BC
@@ -19,7 +20,12 @@ from palaestra.learner.transitions.tabular import TabularQLearning, TabularSarsa
 
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "rollouts": {"ppo": PPO},
-    "trajectories": {"rejection_sampling": RejectionSampling, "grpo": GRPO, "ppo": TrajectoryPPO},
+    "trajectories": {
+        "rejection_sampling": RejectionSampling,
+        "grpo": GRPO,
+        "ppo": TrajectoryPPO,
+        "supervised": Supervised,
+    },
     "transitions": {
         "dqn": DQN,
         "sac": SAC,

@@ -130,14 +130,15 @@ def screen_rank_notices(config: ScreenRunConfig, ranks: Ranks) -> list[tuple[str
 
 
 class FirstRankEpisodes(ExperienceSource[list[Trajectory]]):
-    """Batches of episodes in the first process, and empty batches at the same time in the others."""
+    """Batches of trajectories in the first process, and empty batches at the same time in the others."""
 
-    def __init__(self, episodes: EpisodeSource, ranks: Ranks) -> None:
+    def __init__(self, episodes: EpisodeSource | ExperienceSource[list[Trajectory]], ranks: Ranks) -> None:
         self._episodes, self._ranks = episodes, ranks
         self.progress = episodes.progress
 
     def open(self, *args: Any, **options: Any) -> None:
         """Play from now on."""
+        assert isinstance(self._episodes, EpisodeSource)
         self._episodes.open(*args, **options)
 
     def next_batch(self) -> Batch[list[Trajectory]] | None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from palaestra.actor.inference import start_rollout_workers
 from palaestra.actor.pool import play_all
 from palaestra.actor.task_runner import EpisodeRequest
@@ -89,6 +91,8 @@ def play_held_out(
 
 def build_policy(config: ScreenRunConfig) -> VLMPolicy:
     """The model of a configuration, with the action grammar of its actors."""
+    # As in training: more threads than cores that are free of browsers slow down both.
+    torch.set_num_threads(config.trainer.torch_threads)
     return VLMPolicy.from_config(
         config.model, seed=config.trainer.seed, codec=config.actor.codec, describe_grammar=config.actor.describe_grammar
     )

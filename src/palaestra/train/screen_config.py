@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -14,12 +15,16 @@ from pydantic import Field
 from palaestra.actor.task_runner import ActorConfig
 from palaestra.config import Section, parse_section
 from palaestra.config.file import move_keys
-from palaestra.errors import ConfigError
+from palaestra.errors import CheckpointError, ConfigError
+from palaestra.experience.demonstrations import DemonstrationsConfig
+from palaestra.files.atomic import read_json
+from palaestra.files.home import Home
+from palaestra.files.run_directory import find_checkpoint
 from palaestra.learner.trajectories.proof import ProofConfig
 from palaestra.learner.trajectories.replay import ReplayConfig
 from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.update import UpdateConfig
-from palaestra.policy.vlm.config import ModelConfig
+from palaestra.policy.vlm.config import ADAPTER_CONFIG, ModelConfig
 from palaestra.policy.vlm.sampler import InferenceConfig
 from palaestra.sessions.clients.query_dialect import ROWS_TASK
 from palaestra.sessions.environment_config import EnvironmentConfig, check_environment
@@ -117,6 +122,7 @@ class ScreenRunConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     proof: ProofConfig = ProofConfig()
     replay: ReplayConfig = ReplayConfig()
+    demonstrations: DemonstrationsConfig = DemonstrationsConfig()
     trajectories_kept: int = Field(default=2000, ge=0)
     """Number of newest trajectories to keep on disk; 0: none."""
     telemetry: TelemetryConfig = TelemetryConfig()
@@ -150,6 +156,7 @@ SCREEN_SECTIONS: dict[str, type[Section]] = {
     "reward": RewardConfig,
     "proof": ProofConfig,
     "replay": ReplayConfig,
+    "demonstrations": DemonstrationsConfig,
 }
 
 
@@ -166,12 +173,45 @@ def screen_config_from(data: Mapping[str, Any], *, seed: int | None = None) -> S
     if seed is not None:
         data["trainer"] = {**(data.get("trainer") or {}), "seed": seed}
     config = parse_section(ScreenRunConfig, data)
+    if config.model.adapter is not None:
+        config = config.model_copy(update={"model": _resolve_adapter(config.model)})
     _check_consistency(config)
     return config
 
 
+def _resolve_adapter(model: ModelConfig) -> ModelConfig:
+    """The section with the directory, rank and alpha of the adapter to start from.
+
+    A run means its best checkpoint now. The configuration keeps what was found, so that a resumed run and an evaluation
+    load the same adapter, also after the other run has gone on.
+    """
+    assert model.adapter is not None
+    path = model.adapter
+    if not (path / ADAPTER_CONFIG).is_file():
+        checkpoint = path if (path / "policy").is_dir() else _find_run_checkpoint(str(path))
+        path = checkpoint.resolve() / "policy"
+    settings = read_json(path / ADAPTER_CONFIG) or {}
+    # Keys that are given must agree with the adapter, which the model checks.
+    keys = {"lora_rank": settings.get("r"), "lora_alpha": settings.get("lora_alpha")}
+    own = {key: int(value) for key, value in keys.items() if key not in model.model_fields_set and value is not None}
+    return model.model_copy(update={"adapter": path, **own})
+
+
+def _find_run_checkpoint(name: str) -> Path:
+    try:
+        return find_checkpoint(name, Home.default().runs)
+    except ConfigError as error:
+        remedy = "Name a directory in PEFT's layout, a checkpoint or a run"
+        raise CheckpointError("model.adapter", name, f"no adapter is found ({error.reason})", remedy) from None
+
+
 def _check_consistency(config: ScreenRunConfig) -> None:
-    size = make_algorithm(config.algorithm, "trajectories").group_size
+    algorithm = make_algorithm(config.algorithm, "trajectories")
+    size = algorithm.group_size
+    if algorithm.from_demonstrations and config.demonstrations.path is None:
+        reason = f"{config.algorithm['name']} learns from demonstrations, and none are given"
+        remedy = "Record some with palaestra demos record, and set demonstrations.path=DIR"
+        raise ConfigError("demonstrations.path", None, reason, remedy)
     if config.trainer.batch_size % size:
         nearest = sorted(
             {max(size, config.trainer.batch_size // size * size), (config.trainer.batch_size // size + 1) * size}

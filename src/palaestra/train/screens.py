@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack
-from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
 from palaestra.actor.cluster.episode_workers import ClusterEpisodes, EpisodeSetup, SamplerSetup, check_sessions
 from palaestra.actor.episode_source import (
@@ -25,13 +23,9 @@ from palaestra.actor.episode_source import (
 )
 from palaestra.actor.inference import RolloutWorkers, start_rollout_workers
 from palaestra.errors import ConfigError
-from palaestra.evaluation.screens import ScreenEvaluation
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
-from palaestra.files.checkpoint import Kind
-from palaestra.files.run_directory import Attempt, RunDirectory
-from palaestra.learner.checkpoint import TrainingCheckpoint
-from palaestra.learner.trajectories.learner import TrajectoryLearner
+from palaestra.files.run_directory import Attempt
 from palaestra.learner.trajectories.proof import Reason
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.policy.vlm.module_policy import as_vlm_policy
@@ -43,44 +37,20 @@ from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
 from palaestra.train.distributed import FirstRankEpisodes, divide_model, is_divided, place_sampler, screen_rank_notices
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
-from palaestra.train.run import RunComponents, RunSchedule, TrainingResult
+from palaestra.train.model_run import ModelRun, SamplerPublisher, evaluation_metrics
+from palaestra.train.run import RunComponents, TrainingResult
 from palaestra.train.run import train as run
 from palaestra.train.screen_config import ScreenRunConfig
+from palaestra.train.supervised import ImitationRun
 from palaestra.transport.ranks import current_ranks
 from palaestra.transport.ray_cluster import RayCluster
-from palaestra.transport.weights import WeightPublisher
 
 ARCHIVE_TRIM_INTERVAL = 20
 """Updates between two removals of old trajectories."""
 
 
-class SamplerPublisher(WeightPublisher[Mapping[str, Tensor]]):
-    """Publishes weights to the acting copy in this process, and to a sampler elsewhere."""
-
-    def __init__(self, policy: Any, remote: ProcessSampler | ServerSampler | ClusterEpisodes | None) -> None:
-        self._policy, self._remote = policy, remote
-        self._published: int | None = None
-
-    def publish(self, version: int, weights: Mapping[str, Tensor]) -> None:
-        """Use the weights from the next batch of replies on."""
-        if self._published is not None and version <= self._published:
-            return
-        if self._remote is not None:
-            # Engines may refuse a version; then nothing acts with it.
-            self._remote.publish(version, weights)
-        self._published = version
-        self._policy.publish(version)
-
-    def close(self) -> None:
-        """Stop the sampler process, or unload the adapters of the engines."""
-        if self._remote is not None:
-            self._remote.close()
-
-
-class _ScreenRun:
-    """The components of a run."""
-
-    kind: Kind = "screens"
+class _ScreenRun(ModelRun):
+    """The components of a run that plays episodes."""
 
     def __init__(
         self,
@@ -91,29 +61,11 @@ class _ScreenRun:
         server: ServerSampler | None = None,
         cluster: RayCluster | None = None,
     ) -> None:
+        super().__init__(config, policy)
         t = config.trainer
-        algorithm = make_algorithm(config.algorithm, "trajectories")
-        if algorithm.needs_reference and not config.model.use_lora:
-            policy.keep_reference()
-        self._config, self._policy, self._address, self._warnings = config, policy, address, warnings
-        self._ranks = current_ranks()
-        self.learner = TrajectoryLearner(
-            policy,
-            algorithm,
-            t,
-            lora=config.model.use_lora,
-            proof=config.proof.loosen_for_engines() if config.inference.backend == "server" else config.proof,
-            replay=config.replay,
-            reward=config.reward,
-            temperature=config.actor.temperature,
-            # Weights of earlier versions are not kept by parts.
-            kept_versions=0 if is_divided(config, self._ranks) else config.staleness,
-            version=policy.version,
-            seed=t.seed,
-            ranks=self._ranks,
-        )
+        self._address, self._warnings = address, warnings
         sampler = TaskSampler(config.tasks, config.sampler, seed=t.seed)
-        self._scheduler = EpisodeScheduler(sampler, group_size=algorithm.group_size, seed=t.seed)
+        self._scheduler = EpisodeScheduler(sampler, group_size=self.learner.algorithm.group_size, seed=t.seed)
         self.source: EpisodeSource | FirstRankEpisodes = EpisodeSource(
             self._scheduler,
             self.learner.admit,
@@ -130,8 +82,6 @@ class _ScreenRun:
         self.publisher = SamplerPublisher(policy, server)
         self._failures_reported = 0
         self._archive: TrajectoryArchive | None = None
-        score = "eval_success_rate" if t.eval_every else "success_rate"
-        self.schedule = RunSchedule(t, t.num_training_steps, "updates", score, keep_first=True)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Start the sampler. The player opens sessions with the first batch."""
@@ -221,50 +171,12 @@ class _ScreenRun:
         if self._archive is not None:
             self._archive.append(trajectory)
 
-    def save_policy(self) -> Callable[[Path], object]:
-        """A function that writes the directory of the model."""
-        if is_divided(self._config, self._ranks):
-            gathered: Callable[[Path], object] = self._policy.gather_for_save()
-            return gathered
-        save: Callable[[Path], object] = self._policy.save
-        return save
-
-    def load_policy(self, path: Path) -> None:
-        """Load the weights of a directory."""
-        self._policy.load(path)
-        self.learner.reset_version(self._policy.version)
-
-    def warm_start(self, checkpoint: TrainingCheckpoint) -> None:
-        """Load the weights of another run's checkpoint."""
-        self.load_policy(checkpoint.policy)
-
-    def check_resume(self, checkpoint: TrainingCheckpoint, run: RunDirectory) -> None:
-        """Raise if the run has already made its updates. The components check the rest when they load."""
-        updates, total = int(checkpoint.progress["updates"]), self.schedule.total
-        if updates >= total:
-            raise ConfigError(
-                "trainer.num_training_steps",
-                total,
-                f"run {run.run_id} has made {updates} updates already",
-                f"Raise it to train on, for example trainer.num_training_steps={2 * updates}",
-            )
-
     def evaluate(self) -> dict[str, float]:
         """Success rate and return on held-out seeds."""
         episodes = self._config.evaluation.episodes
-        played = play_held_out(self._config, self._policy, self._address, episodes=episodes, sampler=self._server)
-        scores = ScreenEvaluation.from_episodes(played).overall
-        if scores.success_rate is None or scores.mean_return is None:
-            return {}
-        return {"eval_success_rate": scores.success_rate, "eval_return": scores.mean_return}
-
-    def about(self) -> dict[str, Any]:
-        """Nothing beyond the configuration."""
-        return {}
-
-    def is_evaluation_due(self) -> bool:
-        """Only `eval_every` asks for evaluations."""
-        return False
+        return evaluation_metrics(
+            play_held_out(self._config, self._policy, self._address, episodes=episodes, sampler=self._server)
+        )
 
     def notices(self) -> Sequence[tuple[str, str]]:
         """The learning rate and its reason, and warnings about the tasks."""
@@ -274,7 +186,7 @@ class _ScreenRun:
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
         """Warnings about batches that were not learned from, and about replaced sampler processes."""
         texts = []
-        if not metrics["trajectories_learned"]:
+        if not metrics["trajectories_learned"] and not metrics.get("demonstration_turns"):
             texts.append(f"Nothing was learned from this batch: {self._explain_no_learning(metrics)}.")
         if self._process is not None:
             failures = self._process.failures
@@ -334,6 +246,9 @@ def train_screens(config: ScreenRunConfig, *, policy: Any = None, **where: Any) 
             reason = "the sampler of the cluster builds its model from the configuration, and a policy was given"
             raise ConfigError("actors.backend", "ray", reason, "Use actors.backend=local")
         ranks = current_ranks()
+        if make_algorithm(config.algorithm, "trajectories").from_demonstrations:
+            divide_model(config, model, ranks)
+            return ImitationRun(config, model)
         if backend == "server" and is_divided(config, ranks):
             reason = "the probe of an adapter needs the whole model in the first process, and fsdp divides it"
             raise ConfigError("inference.backend", "server", reason, "Use trainer.sharding=ddp")

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.learner.trajectories.toy import TablePolicy, episode, play, turn
 
 from palaestra.experience.trajectory import Outcome
@@ -128,3 +130,44 @@ def test_a_group_of_mistakes_and_stalls_teaches_to_stall_only_when_stalling_pays
     assert TrajectoryLearner(policy, GRPO(group_size=4), config).admit(group) == []
     paying = TrajectoryLearner(policy, GRPO(group_size=4), config, reward=RewardConfig(truncated=0.0))
     assert len(paying.admit(group)) == 4
+
+
+def test_a_step_penalty_charges_the_turns_of_a_success_and_the_whole_limit_otherwise():
+    assert earned(ended(Outcome.SUCCESS, 0.0, 1.0, step_limit=5), step_penalty=-0.25) == [-0.25, 0.75]
+    assert earned(ended(Outcome.FAILURE, 0.0, -1.0, step_limit=5), step_penalty=-0.25) == [-0.25, -2.0]  # -1 - 5 / 4
+    assert earned(ended(Outcome.TRUNCATED, *[0.0] * 5, step_limit=5), step_penalty=-0.25)[-1] == -1.25
+    assert earned(ended(Outcome.FAILURE, 0.0, step_limit=5, last="terminate"), step_penalty=-0.25) == [-2.25]
+    # Replies beyond the limit were unreadable and are charged as such; the archive keeps what was paid.
+    long = ended(Outcome.SUCCESS, 0.0, 0.0, 1.0, step_limit=2)
+    assert earned(long, step_penalty=-0.25) == [-0.25, -0.25, 1.0]
+    assert long.total_reward() == 1.0
+    assert earned(ended(Outcome.SUCCESS, 0.0, 1.0)) == [0.0, 1.0]  # 0 by default
+
+
+ENDINGS = st.sampled_from(
+    [(Outcome.FAILURE, None), (Outcome.FAILURE, "terminate"), (Outcome.TRUNCATED, None), (Outcome.UNREADABLE, None)]
+)
+
+
+@given(
+    penalty=st.floats(-2, 0),
+    limit=st.integers(1, 12),
+    one=st.tuples(ENDINGS, st.integers(1, 12)),
+    other=st.tuples(ENDINGS, st.integers(1, 12)),
+    solved=st.integers(1, 12),
+)
+def test_with_a_step_penalty_unsolved_episodes_keep_their_order_and_a_success_its_lead(
+    penalty, limit, one, other, solved
+):
+    def total(outcome, last, turns, **config):
+        paid = [0.0] * (turns - 1) + [1.0 if outcome is Outcome.SUCCESS else -1.0 if last is None else 0.0]
+        return sum(earned(ended(outcome, *paid, last=last, step_limit=limit), **config))
+
+    (first, turns), (second, more) = one, other
+    before = total(*first, min(turns, limit)) - total(*second, min(more, limit))
+    after = total(*first, min(turns, limit), step_penalty=penalty) - total(
+        *second, min(more, limit), step_penalty=penalty
+    )
+    assert after == pytest.approx(before, abs=1e-9)
+    success = total(Outcome.SUCCESS, None, min(solved, limit), step_penalty=penalty)
+    assert success >= 2.0 - 1e-9 + total(*first, min(turns, limit), step_penalty=penalty)

@@ -83,6 +83,10 @@ class TrajectoryAlgorithm:
     """Number of episodes with the same start that are compared; 1: none."""
     supervised: bool = False
     """Whether it imitates the selected episodes: no advantage, no ratio, no correction of stale tokens."""
+    from_demonstrations: bool = False
+    """Whether it learns from demonstrations alone, and from no episode of a policy."""
+    needs_imitation_scores: bool = False
+    """Whether the loss reads `is_top` and `mean_log_prob` of each token."""
     needs_values: bool = False
     """Whether it learns a value per turn."""
     needs_entropy: bool = False

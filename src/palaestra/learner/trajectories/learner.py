@@ -11,14 +11,17 @@ import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from palaestra.errors import CheckpointError, ExperienceError
+from palaestra.experience.demonstrations import DemonstrationSampler
 from palaestra.experience.groups import split_groups
 from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.turn_scoring import turn_inputs
 from palaestra.learner.returns import explained_variance
 from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm, token_counts
 from palaestra.learner.trajectories.policy import (
@@ -28,11 +31,12 @@ from palaestra.learner.trajectories.policy import (
     TrajectoryPolicy,
     trainable_weights,
 )
-from palaestra.learner.trajectories.proof import Admission, Expected, ProofConfig
+from palaestra.learner.trajectories.proof import Admission, Expected, ProofConfig, check_demonstrations
 from palaestra.learner.trajectories.replay import ReplayConfig, SuccessReplay
 from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.scoring import BatchRefused, ScoredBatch
 from palaestra.learner.trajectories.update import (
+    Imitation,
     Poll,
     TokenUpdater,
     UpdateConfig,
@@ -51,6 +55,17 @@ KEPT_BYTES = 2 * 2**30
 """Memory limit for the weights of earlier versions."""
 
 
+@dataclass(frozen=True)
+class DemonstrationMix:
+    """Demonstrations that are imitated beside the episodes of a policy."""
+
+    sampler: DemonstrationSampler
+    count: int
+    """Number per update."""
+    weight: float
+    """Weight of their mean cross entropy in the loss of a policy gradient."""
+
+
 class TrajectoryLearner:
     """Trains one policy with one algorithm on trajectories."""
 
@@ -64,6 +79,7 @@ class TrajectoryLearner:
         proof: ProofConfig | None = None,
         replay: ReplayConfig | None = None,
         reward: RewardConfig | None = None,
+        demonstrations: DemonstrationMix | None = None,
         temperature: float | None = None,
         kept_versions: int = 1,
         version: int = 0,
@@ -80,6 +96,7 @@ class TrajectoryLearner:
         self.policy, self.algorithm = policy, algorithm
         self.config, self.proof = config or UpdateConfig(), proof or ProofConfig()
         self.replay, self.reward, self.temperature = SuccessReplay(replay), reward or RewardConfig(), temperature
+        self.demonstrations = demonstrations
         self.n_updates = 0
         self.last_refusal = ""
         """Why the last batch was refused; empty if it was not."""
@@ -119,10 +136,14 @@ class TrajectoryLearner:
         version do not change. If `poll` raises, the previous state is restored.
         """
         shuffles, dropout = self._rng.bit_generator.state, torch.get_rng_state()
+        mix = self.demonstrations
+        position = None if mix is None else mix.sampler.state()
         try:
             return self._update(batch, poll)
         except BaseException:
             self._rng.bit_generator.state = shuffles
+            if mix is not None and position is not None:
+                mix.sampler.load_state(position)
             torch.set_rng_state(dropout)
             raise
 
@@ -137,6 +158,8 @@ class TrajectoryLearner:
             "fingerprints": {str(version): known for version, known in (self._fingerprints or {}).items()},
             "parameters": [list(parameter.shape) for parameter in self._updater.parameters],
         }
+        if self.demonstrations is not None:
+            facts["demonstrations"] = self.demonstrations.sampler.state()
         # Dropout uses the random generator of torch.
         tensors = {**self._updater.tensors(), **self.replay.tensors(), "torch_rng": torch.get_rng_state()}
         return SavedState(tensors, facts)
@@ -154,6 +177,8 @@ class TrajectoryLearner:
         self._admission.finish_update(())
         self._admission.admitted = dict(facts["admitted"])
         self._rng.bit_generator.state = facts["shuffle"]
+        if self.demonstrations is not None and "demonstrations" in facts:
+            self.demonstrations.sampler.load_state(facts["demonstrations"])
         self.n_updates, self._refused_in_a_row = int(facts["n_updates"]), int(facts["refused_in_a_row"])
         if self._fingerprints is not None:
             self._fingerprints = {int(version): str(known) for version, known in facts.get("fingerprints", {}).items()}
@@ -161,10 +186,11 @@ class TrajectoryLearner:
         torch.set_rng_state(tensors["torch_rng"])
 
     def _update(self, batch: Sequence[Trajectory], poll: Poll) -> dict[str, float]:
-        began, chosen = time.perf_counter(), self._share_choice(batch)
+        began = time.perf_counter()
+        chosen, imitated = self._share_choice(batch)
         scored: ScoredBatch | None = None
         learned: dict[str, float] | None = None
-        if chosen:
+        if chosen or imitated:
             # With a single step, the training pass computes the log-probabilities before learning.
             one_step = self.config.epochs == 1 and self.config.minibatches == 1
             scored = ScoredBatch(
@@ -179,7 +205,7 @@ class TrajectoryLearner:
                 ranks=self._ranks,
             )
             try:
-                learned = self._learn(chosen, scored, poll)
+                learned = self._learn(chosen, imitated, scored, poll)
             except BatchRefused as refusal:
                 self.last_refusal = str(refusal)
             else:
@@ -187,7 +213,7 @@ class TrajectoryLearner:
         if self.last_refusal:
             self._refused_in_a_row += 1
             _log.warning("batch refused: %s", self.last_refusal)
-        metrics = self._report(chosen, time.perf_counter() - began, scored, learned)
+        metrics = self._report(chosen, imitated, time.perf_counter() - began, scored, learned)
         if self.last_refusal and self._refused_in_a_row >= self.proof.refusals_in_a_row:
             remedy = "raise proof.mean_disagreement or proof.max_disagreement" if scored else "see docs/algorithms.md"
             raise ExperienceError(
@@ -196,33 +222,56 @@ class TrajectoryLearner:
             )
         return metrics
 
-    def _learn(self, chosen: Sequence[Trajectory], scored: ScoredBatch, poll: Poll) -> dict[str, float] | None:
-        """Metrics of the update; None if the algorithm returned no samples. `BatchRefused` changes nothing."""
+    def _learn(
+        self, chosen: Sequence[Trajectory], imitated: Sequence[Trajectory], scored: ScoredBatch, poll: Poll
+    ) -> dict[str, float] | None:
+        """Metrics of the update; None if there is nothing to learn from. `BatchRefused` changes nothing."""
         values = None
-        if self.algorithm.needs_values:
+        if self.algorithm.needs_values and chosen:
             borders = np.cumsum([len(one) for one in chosen])[:-1]
             values = np.split(np.array([row.value for row in scored.rows], np.float64), borders)
-        samples = self.algorithm.samples(chosen, self._admission.rewards(chosen), values=values)
+        rewards = self._admission.rewards(chosen)
+        samples = self.algorithm.samples(chosen, rewards, values=values) if chosen else []
+        imitation = None
+        if imitated and self.demonstrations is not None:
+            turns = [each for one in imitated for each in turn_inputs(one)]
+            imitation = Imitation(turns, self.demonstrations.weight)
         share = learning_rate_factor(self.n_updates, warmup=self.config.warmup_updates, decay=self.config.decay_updates)
         self._updater.set_rate_factor(share)
         scored.check()
-        if not samples:
+        if not samples and imitation is None:
             return None
-        metrics = self._updater.run(samples, scored, self._rng, poll=poll)
+        metrics = self._updater.run(samples, scored, self._rng, imitation=imitation, poll=poll)
         self.n_updates += 1
         self.version += 1
         self._remember_weights()
-        return metrics | {"learning_rate": self.rate.rate * share, **self._sample_metrics(samples, scored)}
+        metrics["learning_rate"] = self.rate.rate * share
+        return metrics | (self._sample_metrics(samples, scored) if samples else {})
 
-    def _share_choice(self, batch: Sequence[Trajectory]) -> list[Trajectory]:
-        """The trajectories that the first process chooses from its batch; sets `last_refusal` if there are none."""
+    def _share_choice(self, batch: Sequence[Trajectory]) -> tuple[list[Trajectory], list[Trajectory]]:
+        """The trajectories that the first process chooses from its batch, and demonstrations to imitate beside them.
+
+        Sets `last_refusal` if there are none.
+        """
         chosen = self._choose_trajectories(batch) if self._ranks.is_first else []
         refusal = "" if chosen else self._admission.why_all_refused()
+        drawn = self._draw_demonstrations() if self._ranks.is_first else []
         shuffles = self._rng.bit_generator.state
-        chosen, self.last_refusal, self._rng.bit_generator.state = self._ranks.broadcast((chosen, refusal, shuffles))
-        return chosen
+        shared = self._ranks.broadcast((chosen, drawn, refusal, shuffles))
+        chosen, drawn, self.last_refusal, self._rng.bit_generator.state = shared
+        # An algorithm that imitates treats demonstrations as accepted episodes.
+        return (chosen + drawn, []) if self.algorithm.supervised else (chosen, drawn)
+
+    def _draw_demonstrations(self) -> list[Trajectory]:
+        if self.demonstrations is None:
+            return []
+        drawn = self.demonstrations.sampler.draw(self.demonstrations.count)
+        check_demonstrations(drawn, self._build_expected())
+        return drawn
 
     def _choose_trajectories(self, batch: Sequence[Trajectory]) -> list[Trajectory]:
+        if self.algorithm.from_demonstrations:
+            return self._admission.admit_demonstrations(batch, self._build_expected())
         admitted = [one for one in batch if self._admission.is_admitted(one)]
         others = split_groups([one for one in batch if not self._admission.is_admitted(one)])
         chosen = admitted + [one for group in others for one in self.admit(group)]
@@ -287,10 +336,16 @@ class TrajectoryLearner:
         return metrics
 
     def _report(
-        self, chosen: list[Trajectory], seconds: float, scored: ScoredBatch | None, update: dict[str, float] | None
+        self,
+        chosen: list[Trajectory],
+        imitated: list[Trajectory],
+        seconds: float,
+        scored: ScoredBatch | None,
+        update: dict[str, float] | None,
     ) -> dict[str, float]:
         """The metrics of a call of `update`; with `update` None, nothing was learned."""
         learned = [] if update is None else chosen
+        sampled = sum(len(turn.token_ids) for one in chosen for turn in one.turns if not turn.is_demonstration)
         tokens = sum(token_counts(learned))
         metrics = {
             **(update or {}),
@@ -311,8 +366,11 @@ class TrajectoryLearner:
                 "behaviour_kl": scored.behaviour_kl,
                 "disagreement": disagreement.mean,
                 "disagreement_max": disagreement.maximum,
-                "unchecked_share": 1.0 - disagreement.tokens / max(1, sum(token_counts(chosen))),
+                "unchecked_share": 1.0 - disagreement.tokens / sampled if sampled else math.nan,
             }
+        if self.demonstrations is not None or self.algorithm.from_demonstrations:
+            turns = [turn for one in (*learned, *(imitated if update is not None else ())) for turn in one.turns]
+            metrics["demonstration_turns"] = float(sum(turn.is_demonstration for turn in turns))
         if learned:
             metrics["tokens_per_second"] = tokens / max(seconds, 1e-9)
             metrics["replay_share"] = self._admission.count_replayed(learned) / len(learned)

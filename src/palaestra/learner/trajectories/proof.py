@@ -3,6 +3,9 @@
 `find_proof_failure` checks one trajectory; `find_group_mismatch` checks that the members of a group started alike and
 are not copies. Refused episodes are counted by reason. `scoring` compares their log-probabilities with the recorded
 weights. docs/algorithms.md lists what the checks prove together, and what they do not.
+
+A demonstration never passes as a sampled episode, and a sampled episode never as a demonstration
+(`find_demonstration_failure`).
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from pydantic import Field
 
 from palaestra.config import Section
 from palaestra.errors import ExperienceError
-from palaestra.experience.trajectory import Outcome, Trajectory, Turn
+from palaestra.experience.trajectory import NOT_SAMPLED, Outcome, Source, Trajectory, Turn
 from palaestra.experience.turn_scoring import ParsedReply
 from palaestra.learner.trajectories.algorithm import TrajectoryAlgorithm
 from palaestra.learner.trajectories.replay import SuccessReplay
@@ -75,6 +78,7 @@ class Reason(StrEnum):
     """Why a trajectory is refused."""
 
     ENVIRONMENT = "environment"
+    SOURCE = "source"
     EMPTY = "empty"
     VERSION = "version"
     WEIGHTS = "weights"
@@ -117,12 +121,47 @@ def find_proof_failure(trajectory: Trajectory, expected: Expected) -> ProofFailu
     return next(_find_problems(trajectory, expected), None)
 
 
-def _find_problems(trajectory: Trajectory, expected: Expected) -> Iterator[ProofFailure]:
-    """Problems in order. Later checks rely on earlier ones, so only the first is evaluated."""
+def find_demonstration_failure(trajectory: Trajectory, expected: Expected) -> ProofFailure | None:
+    """The first reason not to imitate a demonstration; None if there is none."""
+    return next(_find_demonstration_problems(trajectory, expected), None)
+
+
+def check_demonstrations(trajectories: Sequence[Trajectory], expected: Expected) -> None:
+    """`ExperienceError` for the first that cannot be imitated: unlike episodes, demonstrations are not played again."""
+    for one in trajectories:
+        failure = find_demonstration_failure(one, expected)
+        if failure is not None:
+            raise ExperienceError(f"demonstration {one.episode_id} cannot be imitated: {failure.detail}.")
+
+
+def _find_demonstration_problems(trajectory: Trajectory, expected: Expected) -> Iterator[ProofFailure]:
+    if trajectory.source is not Source.DEMONSTRATION:
+        yield ProofFailure(Reason.SOURCE, "a policy sampled it; it is not a demonstration")
+    yield from _find_missing_turns(trajectory)
+    for number, turn in enumerate(trajectory.turns):
+        for problem in _find_content_problems(turn, expected):
+            yield ProofFailure(problem.reason, f"turn {number}: {problem.detail}")
+        if bool((turn.versions != NOT_SAMPLED).any()) or bool(turn.log_probs.any()) or turn.weights:
+            text = f"turn {number}: its tokens have a version, log-probabilities or weights as if a policy sampled them"
+            yield ProofFailure(Reason.SOURCE, text)
+        if turn.action is None:
+            yield ProofFailure(Reason.TEXT, f"turn {number}: it has no action ({turn.unreadable})")
+    yield from _find_recording_problems(trajectory, expected)
+
+
+def _find_missing_turns(trajectory: Trajectory) -> Iterator[ProofFailure]:
     if trajectory.outcome is Outcome.ENVIRONMENT_FAILED:
         yield ProofFailure(Reason.ENVIRONMENT, f"the environment failed ({trajectory.reason or 'no reason given'})")
     if not trajectory.turns:
         yield ProofFailure(Reason.EMPTY, "it has no turns")
+
+
+def _find_problems(trajectory: Trajectory, expected: Expected) -> Iterator[ProofFailure]:
+    """Problems in order. Later checks rely on earlier ones, so only the first is evaluated."""
+    yield from _find_missing_turns(trajectory)
+    if trajectory.source is not Source.POLICY:
+        text = "it is a demonstration, which no policy sampled; give its directory as demonstrations.path"
+        yield ProofFailure(Reason.SOURCE, text)
     wanted = expected.temperature
     if wanted is not None and trajectory.temperature != wanted:
         text = f"it was sampled at temperature {trajectory.temperature:g}, and this run samples at {wanted:g}"
@@ -130,6 +169,11 @@ def _find_problems(trajectory: Trajectory, expected: Expected) -> Iterator[Proof
     for number, turn in enumerate(trajectory.turns):
         for problem in _find_turn_problems(turn, expected):
             yield ProofFailure(problem.reason, f"turn {number}: {problem.detail}")
+    yield from _find_recording_problems(trajectory, expected)
+
+
+def _find_recording_problems(trajectory: Trajectory, expected: Expected) -> Iterator[ProofFailure]:
+    """Problems of pictures, rewards and texts, whatever the source of the episode is."""
     for number, turn in enumerate(trajectory.turns):
         for sha in turn.pictures:
             if sha not in trajectory.pictures:
@@ -142,23 +186,28 @@ def _find_problems(trajectory: Trajectory, expected: Expected) -> Iterator[Proof
         yield from _find_text_problems(trajectory, expected.read_replies)
 
 
-def _find_turn_problems(turn: Turn, expected: Expected) -> Iterator[ProofFailure]:
+def _find_content_problems(turn: Turn, expected: Expected) -> Iterator[ProofFailure]:
+    """Problems of the tokens and pictures of a turn, however it was sampled."""
     if len(turn.token_ids) == 0 or len(turn.prompt_ids) == 0:
         yield ProofFailure(Reason.EMPTY, "no prompt or no sampled token")
     for ids in (turn.prompt_ids, turn.token_ids):
         lowest, highest = int(ids.min()), int(ids.max())
         if lowest < 0 or (expected.vocabulary is not None and highest >= expected.vocabulary):
             yield ProofFailure(Reason.TEXT, f"token {lowest if lowest < 0 else highest} is not in the vocabulary")
+    if not turn.pictures:
+        yield ProofFailure(Reason.PICTURE, "it names no picture")
+    if any(width < 1 or height < 1 for width, height in turn.image_sizes):
+        yield ProofFailure(Reason.PICTURE, "the size of a picture in the prompt is unknown")
+
+
+def _find_turn_problems(turn: Turn, expected: Expected) -> Iterator[ProofFailure]:
+    yield from _find_content_problems(turn, expected)
     low, high = int(turn.versions.min()), int(turn.versions.max())
     if low < 0 or high > expected.version:
         text = f"tokens of versions {low} to {high}, but there are only versions 0 to {expected.version}"
         yield ProofFailure(Reason.VERSION, text)
     if not bool(np.isfinite(turn.log_probs).all()) or float(turn.log_probs.max()) > ABOVE_ZERO:
         yield ProofFailure(Reason.LOG_PROB, "a log-probability is not finite or above 0")
-    if not turn.pictures:
-        yield ProofFailure(Reason.PICTURE, "it names no picture")
-    if any(width < 1 or height < 1 for width, height in turn.image_sizes):
-        yield ProofFailure(Reason.PICTURE, "the size of a picture in the prompt is unknown")
     if expected.fingerprints is not None:
         yield from _find_weight_problems(turn, expected, expected.fingerprints)
 
@@ -337,13 +386,22 @@ class Admission:
         self._counts["admitted"] += sum(_name(one) in fresh for one in kept)
         return kept
 
+    def admit_demonstrations(self, drawn: Sequence[Trajectory], expected: Expected) -> list[Trajectory]:
+        """Demonstrations that are all there is to learn from; `ExperienceError` if one cannot be imitated."""
+        check_demonstrations(drawn, expected)
+        self._counts["offered"] += len(drawn)
+        self._counts["admitted"] += len(drawn)
+        self._earned += float(sum(earned.sum() for earned in self.rewards(drawn)))
+        return list(drawn)
+
     def is_admitted(self, trajectory: Trajectory) -> bool:
         """Whether a trajectory was admitted and not learned from yet."""
         return _name(trajectory) in self.admitted
 
     def count_replayed(self, trajectories: Sequence[Trajectory]) -> int:
         """Number of replayed trajectories: group members from replay, and those added without being admitted."""
-        return sum(self.admitted.get(_name(one), True) for one in trajectories)
+        sampled = [one for one in trajectories if one.source is Source.POLICY]
+        return sum(self.admitted.get(_name(one), True) for one in sampled)
 
     def why_all_refused(self) -> str:
         """Why every episode was refused, environment failures aside; empty if some were not."""

@@ -39,6 +39,9 @@ class RewardConfig(Section):
     kept. null: the rewards of the environment."""
     unreadable_reply: float = Field(default=-0.1, ge=-1e6, le=0)
     """Additional penalty for every unreadable reply."""
+    step_penalty: float = Field(default=0.0, ge=-1e6, le=0)
+    """Additional penalty for every turn of a solved episode, so that shorter solutions earn more. An unsolved episode
+    is charged for all turns up to the step limit of its task, so that failing or giving up early earns nothing."""
     assumed_range: tuple[float, float] = (-1.0, 1.0)
     """Range of the return for tasks that declare none. Episodes outside the range of their task are refused."""
 
@@ -64,7 +67,7 @@ def training_rewards(trajectory: Trajectory, config: RewardConfig) -> npt.NDArra
         return rewards
     rewards[-1] += _total(rewards, trajectory, config) - float(rewards.sum())
     unread = np.array([turn.action is None for turn in trajectory.turns])
-    return rewards + config.unreadable_reply * unread
+    return rewards + config.unreadable_reply * unread + config.step_penalty * _charged_turns(trajectory)
 
 
 def _total(rewards: npt.NDArray[np.float64], trajectory: Trajectory, config: RewardConfig) -> float:
@@ -80,6 +83,20 @@ def _total(rewards: npt.NDArray[np.float64], trajectory: Trajectory, config: Rew
     penalty = _mistake_penalty(config, reward_range(trajectory, config)[0]) if given is None else given
     # Penalties of the environment count, so that one mistake is not penalised twice.
     return min(paid, penalty + max(paid, 0.0))
+
+
+def _charged_turns(trajectory: Trajectory) -> npt.NDArray[np.float64]:
+    """How many step penalties each turn is charged: one, and in the last turn of an unsolved episode the rest.
+
+    All unsolved episodes of a task are charged the same, so the order of their returns does not change; a solved one is
+    never charged more. Unreadable replies do not count as steps, so there may be more turns than the limit.
+    """
+    count = len(trajectory.turns)
+    limit = int(trajectory.task.get("step_limit") or count)
+    charged = np.array([float(number < limit) for number in range(count)])
+    if not trajectory.success:
+        charged[-1] += limit - charged.sum()
+    return charged
 
 
 def _mistake_penalty(config: RewardConfig, low: float) -> float:

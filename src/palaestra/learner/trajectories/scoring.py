@@ -134,8 +134,10 @@ class ScoredBatch:
         """Mean over the scored tokens; NaN if there were none."""
         self.behaviour_kl = _mean([k3(recorded[position], log_probs) for position, (log_probs, _) in scores.items()])
         """KL divergence from the sampling policies over the scored tokens; NaN if there were none."""
-        lag = torch.cat([version - torch.tensor(each.turn.versions) for each in self.turns]).double()
-        self.staleness, self.staleness_max = float(lag.mean()), float(lag.max())
+        lag = [version - torch.tensor(self.turns[place].turn.versions) for place in self._sampled_positions()]
+        self.staleness = _mean(lag)
+        """Mean over the sampled tokens; NaN if there were none."""
+        self.staleness_max = float(torch.cat(lag).max()) if lag else math.nan
 
     def disagreement(self) -> Disagreement:
         """Statistics of all comparisons so far."""
@@ -204,8 +206,12 @@ class ScoredBatch:
         self._distances[position, version] = distances
         return float(distances.max())
 
+    def _sampled_positions(self) -> list[int]:
+        """Indices of the turns that are not demonstrations, which have nothing to compare."""
+        return [place for place, each in enumerate(self.turns) if not each.turn.is_demonstration]
+
     def _positions_to_score(self) -> list[int]:
-        every = list(range(len(self.turns)))
+        every = self._sampled_positions()
         if self._algorithm.needs_values:
             return every
         if self.defer_checks:
@@ -322,10 +328,16 @@ def build_token_batch(
 def split_microbatches(turns: Sequence[TurnInput], size: int) -> list[list[int]]:
     """Indices of the turns in parts of `size`, sorted by length, turns with the same prompt together.
 
-    Turns of similar length need little padding. Members of a group begin with the same prompt: a policy that runs a
-    shared prompt once saves most of an update if they are in one microbatch.
+    Turns of similar length, prompt and reply together, need little padding. Members of a group begin with the same
+    prompt: a policy that runs a shared prompt once saves most of an update if they are in one microbatch. They are
+    sorted by the longest of them.
     """
-    keys = [(len(each.turn.prompt_ids), prompt_key(each), len(each.turn.token_ids)) for each in turns]
+    prompts = [prompt_key(each) for each in turns]
+    longest: dict[bytes, int] = {}
+    for key, each in zip(prompts, turns, strict=True):
+        length = len(each.turn.prompt_ids) + len(each.turn.token_ids)
+        longest[key] = max(longest.get(key, 0), length)
+    keys = [(longest[key], key, len(each.turn.token_ids)) for key, each in zip(prompts, turns, strict=True)]
     order = sorted(range(len(turns)), key=keys.__getitem__)
     return [order[start : start + size] for start in range(0, len(order), size)]
 

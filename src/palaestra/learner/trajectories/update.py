@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, NonFiniteError
-from palaestra.experience.turn_scoring import TurnInput
+from palaestra.experience.turn_scoring import TokenLogProbs, TurnInput
 from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm
 from palaestra.learner.trajectories.parallel import assign_microbatches, average_gradients, clip_gradients
 from palaestra.learner.trajectories.policy import SeparateValueHead, TrajectoryPolicy, trainable_weights
@@ -62,6 +62,19 @@ class UpdateConfig(Section):
     """Decay rate of Adam's second moment. Below the usual 0.999 because there are few updates."""
     adam_eps: float = Field(default=1e-8, gt=0, le=1)
     """Epsilon of Adam."""
+
+
+class Imitation(NamedTuple):
+    """Demonstrated turns that are imitated beside the samples of a policy gradient."""
+
+    turns: Sequence[TurnInput]
+    weight: float
+    """Weight of their mean cross entropy in the loss."""
+
+    @property
+    def tokens(self) -> int:
+        """Number of demonstrated tokens."""
+        return sum(len(each.turn.token_ids) for each in self.turns)
 
 
 class LearningRate(NamedTuple):
@@ -136,10 +149,21 @@ class TokenUpdater:
             group["lr"] = rate * factor
 
     def run(
-        self, samples: Sequence[TrainingSample], batch: ScoredBatch, rng: np.random.Generator, *, poll: Poll = None
+        self,
+        samples: Sequence[TrainingSample],
+        batch: ScoredBatch,
+        rng: np.random.Generator,
+        *,
+        imitation: Imitation | None = None,
+        poll: Poll = None,
     ) -> dict[str, float]:
-        """Learn from the samples; returns the metrics of the loss, averaged over epochs. `poll` may raise."""
-        epochs, steps_per_epoch = self._config.epochs, min(self._config.minibatches, len(samples))
+        """Learn from the samples; returns the metrics of the loss, averaged over epochs. `poll` may raise.
+
+        `imitation` adds a supervised loss. Its turns are divided evenly among the minibatches.
+        """
+        imitation = imitation or Imitation((), 0.0)
+        available = max(len(samples), len(imitation.turns))
+        epochs, steps_per_epoch = self._config.epochs, min(self._config.minibatches, available)
         steps = epochs * steps_per_epoch
         # A single step is taken after all checks, so it needs no copy of the weights to restore.
         undo = self._undo_point() if steps > 1 else None
@@ -147,14 +171,17 @@ class TokenUpdater:
         norms: list[float] = []
         try:
             for _ in range(epochs):
-                for chosen in split_minibatches(samples, batch.turns, steps_per_epoch, rng):
+                for number, chosen in enumerate(split_minibatches(samples, batch.turns, steps_per_epoch, rng)):
                     if poll is not None:
                         self._ranks.run(poll)
                     self._adamw.zero_grad(set_to_none=True)
                     first = batch.defer_checks and not norms
-                    for metrics in self._add_gradients(chosen, batch, samples, steps_per_epoch, first=first):
-                        for name, number in metrics.items():
-                            sums[name] = sums.get(name, 0.0) + number
+                    added = self._add_gradients(chosen, batch, samples, steps_per_epoch, first=first)
+                    added += self._add_imitation(imitation, imitation.turns[number::steps_per_epoch], steps_per_epoch)
+                    average_gradients(self._ranks, self.parameters)
+                    for metrics in added:
+                        for name, value in metrics.items():
+                            sums[name] = sums.get(name, 0.0) + value
                     if first:
                         batch.merge_first_pass(samples)
                         batch.check()
@@ -184,10 +211,16 @@ class TokenUpdater:
         first: bool,
     ) -> list[dict[str, float]]:
         """Add the gradient of a minibatch, microbatch by microbatch, and return the metrics of each."""
+        if not every:
+            return []
         algorithm, turns = self._algorithm, [batch.turns[sample.turn] for sample in chosen]
         tokens = sum(len(batch.turns[sample.turn].turn.token_ids) for sample in every)
         shares = {"token_share": 1.0 / tokens, "turn_share": 1.0 / len(every)}
+        demonstrated = [batch.turns[sample.turn].turn for sample in every]
+        demonstrated_tokens = sum(len(turn.token_ids) for turn in demonstrated if turn.is_demonstration)
         needs = {"with_values": algorithm.needs_values, "with_entropy": algorithm.needs_entropy}
+        if algorithm.needs_imitation_scores:
+            needs["with_imitation"] = True
         metrics: list[dict[str, float]] = []
         failure: NonFiniteError | None = None
         for part in assign_microbatches(self._ranks, turns, self._config.microbatch_turns, split_microbatches):
@@ -205,9 +238,24 @@ class TokenUpdater:
             (loss.total * (scale * self._ranks.size * part.counts)).backward()
             if part.counts:
                 metrics.append({"loss": total, **{name: float(number) for name, number in loss.metrics.items()}})
+                if demonstrated_tokens:
+                    nll = _demonstration_nll([turns[place] for place in part.places], now) / demonstrated_tokens
+                    metrics.append({"demonstration_nll": nll})
         if self._ranks.size > 1:
             self._ranks.agree(failure)
-            average_gradients(self._ranks, self.parameters)
+        return metrics
+
+    def _add_imitation(self, imitation: Imitation, turns: Sequence[TurnInput], scale: int) -> list[dict[str, float]]:
+        """Add the gradient of the supervised loss of some demonstrated turns."""
+        metrics: list[dict[str, float]] = []
+        for part in assign_microbatches(self._ranks, turns, self._config.microbatch_turns, split_microbatches):
+            now = self._policy.log_probs([turns[place] for place in part.places], grad=True)
+            nll = -(now.log_probs * now.mask).sum() / imitation.tokens
+            # A loss that is not finite gives a gradient that is not, and the step raises in all processes.
+            (nll * (imitation.weight * scale * self._ranks.size * part.counts)).backward()
+            if part.counts:
+                own = float(nll.detach())
+                metrics.append({"demonstration_nll": own, "loss": imitation.weight * own})
         return metrics
 
     def _add_metrics(self, own: dict[str, float]) -> dict[str, float]:
@@ -285,6 +333,12 @@ def _place(tensor: Tensor, example: Tensor) -> Tensor:
     return (
         distribute_like(tensor, example) if is_sharded(example) else tensor.to(example.device, example.dtype, copy=True)
     )
+
+
+def _demonstration_nll(turns: Sequence[TurnInput], now: TokenLogProbs) -> float:
+    """Sum of the negative log-probabilities of the demonstrated tokens of a microbatch."""
+    rows = torch.tensor([each.turn.is_demonstration for each in turns], device=now.log_probs.device)
+    return -float((now.log_probs.detach() * (now.mask & rows[:, None])).sum())
 
 
 def split_minibatches(
