@@ -176,6 +176,8 @@ def test_a_palaestra_home_that_is_a_file_is_refused_with_a_remedy(
 ):
     (tmp_path / "file").touch()
     monkeypatch.setenv("PALAESTRA_HOME", str(tmp_path / place))
+    # With a token in the environment, which a running gateway of other tests may have set, a gateway needs no file.
+    monkeypatch.delenv("PALAESTRA_GATEWAY_TOKEN", raising=False)
     result = palaestra(*words, *([config] if words == ["train"] else []))
     message = (
         f"error: state directory = '{tmp_path / place}/var/training': {tmp_path / 'file'} is not a directory. "

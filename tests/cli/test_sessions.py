@@ -78,7 +78,7 @@ def _palaestra(*arguments, given="", cwd=None):
 
 def test_tasks_are_listed_and_filtered():
     found = json.loads(_palaestra("tasks", "data", "--json").stdout)
-    assert found == ["data_entry/form"]
+    assert found == ["data_entry/field", "data_entry/fields", "data_entry/form"]
 
 
 @pytest.fixture

@@ -64,6 +64,15 @@ def test_a_comparison_says_who_won_by_how_much_and_what_was_left_out():
     assert "Environment failures: 1 of A, 0 of B" in text
 
 
+def test_a_comparison_links_the_picture_beside_it_and_says_which_episode_it_shows():
+    kinds, tags, text = seen(comparison_page(compared([F, S], [F, F]), "Two", a="a", b="b", picture="before-after.png"))
+    assert [attributes["href"] for tag, attributes in tags if tag == "a"] == ["before-after.png"]
+    assert "An episode that A solved and B did not, step by step" in text
+    assert "img" not in kinds
+    assert "The first episode of both" in comparison_page(compared([F], [S]), "Two", a="a", b="b", picture="x.png")
+    assert "href" not in comparison_page(compared([S], [F]), "Two", a="a", b="b")
+
+
 def test_an_evaluation_without_episodes_still_has_a_page():
     assert "No episode can be counted" in evaluation_page(ScreenEvaluation.from_episodes([]), "Nothing")
     assert "has a partner" in comparison_page(compared([], []), "Nothing", a="a", b="b")

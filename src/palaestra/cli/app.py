@@ -87,6 +87,15 @@ COMMANDS: Mapping[str, str | Group] = {
             "export": "palaestra.cli.recordings.trajectories:export_command",
         },
     ),
+    "demos": Group(
+        "Record, import and list demonstrations to imitate.",
+        {
+            "record": "palaestra.cli.recordings.demonstrations:record_command",
+            "import": "palaestra.cli.recordings.demonstrations:import_command",
+            "list": "palaestra.cli.recordings.demonstrations:list_command",
+            "show": "palaestra.cli.recordings.demonstrations:show_command",
+        },
+    ),
     "episodes": Group(
         "List, show, export and delete recorded episodes of plays.",
         {
@@ -114,7 +123,7 @@ COMMANDS: Mapping[str, str | Group] = {
     "schema": "palaestra.cli.catalog:schema",
     "sessions": Group("Try UI tasks by hand.", {"try": "palaestra.cli.sessions:try_command"}),
     "tiny-vlm": Group(
-        "Train and inspect the built-in vision-language model.",
+        "Train and inspect the built-in vision-language models.",
         {"make": "palaestra.cli.tiny_vlm:make", "info": "palaestra.cli.tiny_vlm:info"},
     ),
     "studio": "palaestra.cli.studio:studio",

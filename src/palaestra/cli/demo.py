@@ -3,25 +3,39 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from palaestra.errors import ConfigError
 from palaestra.files.home import Home
+
+if TYPE_CHECKING:
+    from palaestra.cli.eval_ui import ScreenReport
+    from palaestra.evaluation.before_after import EpisodePair
+
+MODEL = "tiny-reader"
+UPDATES = 12
+BATCH_SIZE, GROUP_SIZE = 64, 8
+"""Episodes per update, and how many of them begin on the same screen."""
+HELD_OUT = 72
+"""Evaluation episodes before and after training, on seeds that training never uses."""
 
 SCREENS: dict[str, Any] = {
     "experiment_name": "demo",
-    "model": {"name": "tiny", "max_new_tokens": 24, "history": 0, "lora_rank": 16},
+    "model": {"name": MODEL, "max_new_tokens": 40, "history": 0, "lora_rank": 16},
     "tasks": [
-        {"task": "click_target/button", "params": {"difficulty": 2, "step_limit": 1}},
-        {"task": "miniwob/focus-text", "params": {"step_limit": 1}},
+        {"task": "miniwob/login-user", "params": {"step_limit": 7}},
+        {"task": "miniwob/use-autocomplete", "params": {"step_limit": 6}},
     ],
-    "algorithm": {"name": "grpo", "group_size": 8},
+    "algorithm": {"name": "grpo", "group_size": GROUP_SIZE},
     "trainer": {
-        "batch_size": 64,
-        "num_training_steps": 24,
+        "batch_size": BATCH_SIZE,
+        "num_training_steps": UPDATES,
+        "max_refills": 0,
         "learning_rate": 1e-3,
-        "decay_updates": 24,
+        "decay_updates": UPDATES,
         "epochs": 2,
         "minibatches": 4,
         "microbatch_turns": 64,
@@ -31,8 +45,7 @@ SCREENS: dict[str, Any] = {
     "inference": {"backend": "process"},
     "actor_pool": {"target_concurrent_actors": 16},
 }
-HELD_OUT = 160
-"""Evaluation episodes before and after training, on seeds that training never uses."""
+CLIP_FPS = 10
 
 CARTPOLE: dict[str, Any] = {
     "name": "demo-cartpole",
@@ -63,14 +76,12 @@ def _train_on_screens() -> None:
 
     find_chromium()
     print(
-        "A vision-language model with 1.3 million weights sees screenshots and answers with clicks. It learns from\n"
-        "reward alone, in real browsers, on two tasks: click the button, click the text field. Takes a few minutes.\n"
+        "A small vision-language model reads screenshots and answers with clicks and typed text. It learns from\n"
+        "reward alone, in real browsers, on two tasks of four and five steps: sign in with a user name and a\n"
+        "password; choose from a list that opens while typing. Takes a few minutes.\n"
     )
 
     from palaestra.cli.eval_ui import evaluate_on_screens
-    from palaestra.cli.recordings.trajectories import load_run_tokenizer
-    from palaestra.evaluation import write_viewer
-    from palaestra.experience.trajectory_archive import TrajectoryArchive
     from palaestra.files.run_directory import new_run_id
     from palaestra.train.screen_config import screen_config_from
     from palaestra.train.screens import train_screens
@@ -83,15 +94,54 @@ def _train_on_screens() -> None:
         return
     print(f"\n{HELD_OUT} episodes on seeds that training did not use, with sampled actions:")
     before = run.attempts()[-1].checkpoints / "update_00000000"
-    report = evaluate_on_screens(result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=("after", "before"))
-    page = run.path / "trajectories.html"
-    episodes = (episode for directory in report.archives for episode in TrajectoryArchive(directory).load())
-    write_viewer(
-        episodes, page, title="Held-out episodes after and before training", texts=load_run_tokenizer(run.path)
-    )
-    print("\n".join(report.lines))
-    print(f"\nEpisodes: {page.resolve().as_uri()}\nReport:   {report.page.resolve().as_uri()}")
+    names = ("after training", "before training")
+    report = evaluate_on_screens(result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names)
+    _print_results(report, run.path)
     print(f"Run {run.run_id} in {run.path}")
+
+
+def _print_results(report: ScreenReport, directory: Path) -> None:
+    """Write the viewer of the episodes and the clip, and print the figures and where everything is."""
+    from palaestra.cli.recordings.trajectories import load_run_tokenizer
+    from palaestra.evaluation import write_viewer
+    from palaestra.experience.trajectory_archive import TrajectoryArchive
+
+    print("\n".join(report.lines))
+    low, high = report.document["comparison"]["ci95"]
+    if low <= 0 <= high:
+        print("The interval of the difference includes zero: this run does not show that training helped.")
+    page = directory / "trajectories.html"
+    episodes = (episode for archive in report.archives for episode in TrajectoryArchive(archive).load())
+    title = "Held-out episodes after and before training"
+    write_viewer(episodes, page, title=title, texts=load_run_tokenizer(directory))
+    files = {"Episodes": page, "Report": report.page}
+    if report.pair is not None and report.picture is not None:
+        files = {"Picture": report.picture, "Clip": write_clip(report.pair, report.picture.parent), **files}
+        if report.pair.shows_improvement:
+            print("\nThe first episode that failed before training and was solved after it, step by step:")
+        else:
+            print("\nNo episode failed before training and was solved after it. The picture shows the first episode:")
+    for name, file in files.items():
+        print(f"{name + ':':<9} {file.resolve().as_uri()}")
+
+
+def write_clip(pair: EpisodePair, directory: Path) -> Path:
+    """Write the clip of an episode before and after training: an MP4, or a GIF where no ffmpeg is installed."""
+    from palaestra.evaluation.before_after import draw_frames, write_gif
+    from palaestra.runs.video.encoder import Encoder, require_encoder
+
+    try:
+        require_encoder()
+    except ConfigError:
+        write_gif(pair, directory / "before-after.gif")
+        return directory / "before-after.gif"
+    import numpy as np
+
+    with Encoder(directory / "before-after.mp4", fps=CLIP_FPS) as encoder:
+        for picture, seconds in draw_frames(pair):
+            for _ in range(round(seconds * CLIP_FPS)):
+                encoder.add(np.asarray(picture))
+        return encoder.finish()
 
 
 def _train_on_cartpole() -> None:

@@ -41,7 +41,11 @@ def eval_command(
     run: _RunArgument = None,
     episodes: Annotated[int, typer.Option(metavar="N", help="Number of episodes.")] = 100,
     seed: Annotated[
-        int | None, typer.Option(metavar="N", help="First seed. Default: seeds that training never uses.")
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="First seed; UI agents: counted from the first held-out one. Default: seeds that training never uses.",
+        ),
     ] = None,
     against: Annotated[
         str | None, typer.Option(metavar="OTHER", help="Compare with this run or checkpoint on the same seeds.")
@@ -88,10 +92,7 @@ def eval_command(
         report = evaluate_on_screens(
             path, other, episodes=episodes, first=seed or 0, tasks=tasks, greedy=greedy, samples=samples, device=device
         )
-        if as_json:
-            print_json(report.document)
-        else:
-            print("\n".join([*report.lines, f"Report: {report.page}", f"Episodes: {report.archives[0]}"]))
+        print_json(report.document) if as_json else print("\n".join([*report.lines, *report.file_lines()]))
         return
     if tasks or samples > 1:
         raise ConfigError("--tasks", tasks, "is only for UI agents", "Leave it out")

@@ -13,6 +13,7 @@ from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
     from palaestra.evaluation import ScreenComparison, ScreenEvaluation
+    from palaestra.evaluation.before_after import EpisodePair
     from palaestra.experience.trajectory import Trajectory
     from palaestra.sessions.clients.provider import SessionAddress
     from palaestra.train.screen_config import ScreenRunConfig
@@ -29,6 +30,15 @@ class ScreenReport:
     page: Path
     archives: tuple[Path, ...]
     """Directories of the recorded episodes: those of the checkpoint, then those of the other."""
+    pair: EpisodePair | None = None
+    """One episode of both, if two checkpoints were compared."""
+    picture: Path | None = None
+    """Picture of the pair, beside the page."""
+
+    def file_lines(self) -> list[str]:
+        """Where the files are, for the terminal."""
+        files = {"Report": self.page, "Episodes": self.archives[0], "Picture": self.picture}
+        return [f"{name}: {path}" for name, path in files.items() if path is not None]
 
 
 def evaluate_on_screens(
@@ -45,13 +55,16 @@ def evaluate_on_screens(
 ) -> ScreenReport:
     """Evaluate a checkpoint on held-out tasks; with `other`, evaluate that on the same tasks and compare in pairs.
 
-    `names` are display names, by default the paths. `device` runs the model; None: the device it was trained on.
+    A comparison also writes a picture of one episode of both, beside the page. `names` are display names, by default
+    the paths. `device` runs the model; None: the device it was trained on.
     """
     from palaestra.evaluation import ScreenComparison, comparison_page, evaluation_page, write_page
+    from palaestra.evaluation.before_after import PICTURE_NAME, write_picture
     from palaestra.sessions.clients.provider import find_sessions
     from palaestra.train.held_out import check_tasks, load_screen_policy
 
     name, other_name = names or (str(path), str(other))
+    pair: EpisodePair | None = None
     config, policy = load_screen_policy(path, device=device)
     config = _select_tasks(config, tasks)
     with ExitStack() as stack:
@@ -78,17 +91,53 @@ def evaluate_on_screens(
                 "trajectories": str(other_directory),
             }
             document["comparison"] = comparison.to_json()
-            page = comparison_page(comparison, f"{name} against {other_name}", a=name, b=other_name)
             lines += [format_score(other_name, baseline), format_comparison(comparison)]
             archives.append(other_directory)
+            pair = _load_pair(comparison, directory, other_directory, names or _short_names(path, other))
+            page = comparison_page(
+                comparison,
+                f"{name} against {other_name}",
+                a=name,
+                b=other_name,
+                picture=PICTURE_NAME if pair is not None else "",
+            )
     page_file = directory.parent / "report.html"
     document["page"] = str(page_file)
     write_page(page, page_file)
+    picture = page_file.with_name(PICTURE_NAME)
+    if pair is not None:
+        write_picture(pair, picture)
+        document["picture"] = str(picture)
     for task, score in evaluation.per_task.items():
         low, high = score.ci95
         rate = "–" if score.success_rate is None else f"{100 * score.success_rate:.1f} %"
         lines.append(f"  {task:<44} {rate:>8}   {100 * low:5.1f} to {100 * high:5.1f}   n = {score.episodes}")
-    return ScreenReport(lines, document, page_file, tuple(archives))
+    return ScreenReport(lines, document, page_file, tuple(archives), pair, None if pair is None else picture)
+
+
+def _load_pair(
+    comparison: ScreenComparison, directory: Path, other_directory: Path, names: tuple[str, str]
+) -> EpisodePair | None:
+    """The episodes for the picture; None without pairs. `names` are those of the checkpoint and of the other."""
+    from palaestra.evaluation.before_after import EpisodePair, choose_pair
+    from palaestra.experience.trajectory_archive import TrajectoryArchive
+
+    chosen = choose_pair(comparison)
+    if chosen is None:
+        return None
+    after, before = (
+        next(archive.load(recorded for recorded in archive.entries() if recorded.episode_id == entry.episode_id))
+        for archive, entry in zip(map(TrajectoryArchive, (directory, other_directory)), chosen, strict=True)
+    )
+    return EpisodePair(before, after, (names[1], names[0]))
+
+
+def _short_names(path: Path, other: Path) -> tuple[str, str]:
+    """Names of two checkpoints that fit above a row of screens: run and update."""
+    name, other_name = (
+        f"{one.parents[2].name} {one.name}" if one.parent.name == "checkpoints" else one.name for one in (path, other)
+    )
+    return f"A, {name}", f"B, {other_name}"
 
 
 def _select_tasks(config: ScreenRunConfig, tasks: str) -> ScreenRunConfig:

@@ -1,9 +1,10 @@
-"""`palaestra tiny-vlm`: train and inspect the small built-in vision-language model."""
+"""`palaestra tiny-vlm`: train and inspect the small built-in vision-language models."""
 
 from __future__ import annotations
 
 import sys
 import time
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,18 +13,27 @@ import typer
 from palaestra.cli.terminal import JsonOption, print_json
 
 
+class ModelName(StrEnum):
+    """The models that come with the package."""
+
+    TINY = "tiny"
+    READER = "tiny-reader"
+
+
 def make(
     output: Annotated[Path, typer.Option(metavar="DIRECTORY", help="New directory for the model.")] = Path("tiny-vlm"),
+    model: Annotated[
+        ModelName, typer.Option(help="tiny: clicks widgets. tiny-reader: also reads and types; needs Chromium.")
+    ] = ModelName.TINY,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed; the same seed gives the same model.")] = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Train a new model on synthetic screens.
 
-    Takes minutes on one core.
+    Takes minutes on one core; tiny-reader about an hour.
     """
     _require_transformers()
-    from palaestra.policy.tiny_vlm import Recipe, train_model, write_model
-    from palaestra.policy.tiny_vlm.recipe import check_output_path
+    from palaestra.policy.model_directory import check_output_path
 
     check_output_path(output)  # before minutes of training
     start = time.monotonic()
@@ -31,22 +41,31 @@ def make(
     def log(line: str) -> None:
         print(f"{time.monotonic() - start:5.0f} s  {line}", file=sys.stderr, flush=True)
 
-    recipe = Recipe(seed=seed)
-    manifest = write_model(train_model(recipe, log), recipe, output)
+    if model is ModelName.READER:
+        from palaestra.policy.screen_reader.recipe import ReaderRecipe, train_reader, write_reader
+
+        plan = ReaderRecipe(seed=seed)
+        manifest = write_reader(train_reader(plan, log), plan, output)
+    else:
+        from palaestra.policy.tiny_vlm import Recipe, train_model, write_model
+
+        recipe = Recipe(seed=seed)
+        manifest = write_model(train_model(recipe, log), recipe, output)
     _print_manifest(manifest, output, as_json)
 
 
 def info(
     path: Annotated[
-        Path | None, typer.Argument(metavar="PATH", help="Model directory. Default: the built-in model.")
-    ] = None,
+        Path, typer.Argument(metavar="PATH", help="Model directory, or the name of a built-in model.")
+    ] = Path("tiny"),
     as_json: JsonOption = False,
 ) -> None:
     """Show how a model was trained, after verifying its files."""
     _require_transformers()
-    from palaestra.policy.tiny_vlm import SHIPPED, read_manifest
+    from palaestra.policy.model_directory import read_manifest
+    from palaestra.policy.vlm.loading import BUILT_IN
 
-    directory = SHIPPED if path is None else path
+    directory = BUILT_IN.get(str(path), path)
     _print_manifest(read_manifest(directory), directory, as_json)
 
 

@@ -155,7 +155,7 @@ def _train(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingRe
     from palaestra.files.run_directory import new_run_id
 
     if is_ui_config(data):
-        _require_transformers(data)
+        require_transformers(data)
         from palaestra.train.screen_config import screen_config_from
         from palaestra.train.screens import train_screens
 
@@ -167,7 +167,8 @@ def _train(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingRe
     return train(config, run_id=new_run_id(config.name or config.env.id.split(":")[-1]), argv=sys.argv, **options)
 
 
-def _require_transformers(data: Mapping[str, Any]) -> None:
+def require_transformers(data: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if the packages of vision-language models are missing."""
     if find_spec("transformers") is None:
         raise ConfigError("model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'")
 
@@ -230,7 +231,7 @@ def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, A
 
 
 def _check_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    _require_transformers(data)
+    require_transformers(data)
     from palaestra.policy.device import choose_device
     from palaestra.telemetry.config import check_telemetry
     from palaestra.train.screen_config import screen_config_from
@@ -262,7 +263,8 @@ def _print_result(result: TrainingResult, as_json: bool) -> None:
         )
         return
     on_screens = "trajectories_learned" in final
-    unit, score = "episodes" if on_screens else "steps", ""
+    imitates = "demonstration_epochs" in final
+    unit, score = "demonstrations" if imitates else "episodes" if on_screens else "steps", ""
     if on_screens and final.get("success_rate") is not None:
         score = f", success rate of the last batch {100 * final['success_rate']:.0f} %"
     elif not on_screens and final.get("episode_return") is not None:
@@ -273,5 +275,5 @@ def _print_result(result: TrainingResult, as_json: bool) -> None:
         print(f"Resume with: {run.resume_command}")
     else:
         print(f"Evaluate with: palaestra eval {run.run_id} --episodes {200 if on_screens else 100}")
-    if on_screens and not result.interrupted:
+    if on_screens and not imitates and not result.interrupted:
         print(f"View episodes with: palaestra trajectories view {run.run_id}")

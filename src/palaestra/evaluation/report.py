@@ -20,9 +20,15 @@ def evaluation_page(evaluation: ScreenEvaluation, title: str) -> str:
     return _render_page(title, _evaluation_parts(evaluation))
 
 
-def comparison_page(comparison: ScreenComparison, title: str, *, a: str, b: str) -> str:
-    """The comparison of `a` with `b`, followed by the report of each."""
+def comparison_page(comparison: ScreenComparison, title: str, *, a: str, b: str, picture: str = "") -> str:
+    """The comparison of `a` with `b`, followed by the report of each.
+
+    `picture` is the name of a file beside the page with one episode of both (`evaluation.before_after`).
+    """
     parts = _comparison_parts(comparison, a, b)
+    if picture:
+        text = "An episode that A solved and B did not" if comparison.overall.only_a else "The first episode of both"
+        parts.append(f'<p><a href="{escape(picture)}">{text}, step by step</a></p>')
     for letter, name, evaluation in (("A", a, comparison.a), ("B", b, comparison.b)):
         parts += [f"<h2>{letter}: {escape(name)}</h2>", *_evaluation_parts(evaluation)]
     return _render_page(title, parts)

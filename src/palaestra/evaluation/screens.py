@@ -183,7 +183,8 @@ class ScreenComparison:
     b: ScreenEvaluation
 
     @cached_property
-    def _pairs(self) -> list[tuple[TrajectoryEntry, TrajectoryEntry]]:
+    def pairs(self) -> list[tuple[TrajectoryEntry, TrajectoryEntry]]:
+        """Episodes of A and B with equal task, parameters and seed, in the order of A."""
         waiting: defaultdict[tuple[str, str, int], list[TrajectoryEntry]] = defaultdict(list)
         for entry in reversed(self.b.valid_entries):
             waiting[entry.spec].append(entry)
@@ -192,18 +193,18 @@ class ScreenComparison:
     @cached_property
     def overall(self) -> PairCounts:
         """All pairs."""
-        return PairCounts.from_pairs(self._pairs)
+        return PairCounts.from_pairs(self.pairs)
 
     @cached_property
     def per_task(self) -> dict[str, PairCounts]:
         """Results by task name."""
-        ordered = sorted(self._pairs, key=lambda pair: pair[0].task)
+        ordered = sorted(self.pairs, key=lambda pair: pair[0].task)
         return {task: PairCounts.from_pairs(group) for task, group in groupby(ordered, lambda pair: pair[0].task)}
 
     @property
     def unpaired_counts(self) -> tuple[int, int]:
         """Number of valid episodes of A and of B without a partner."""
-        return len(self.a.valid_entries) - len(self._pairs), len(self.b.valid_entries) - len(self._pairs)
+        return len(self.a.valid_entries) - len(self.pairs), len(self.b.valid_entries) - len(self.pairs)
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""

@@ -1,1 +1,1 @@
-"""`palaestra trajectories` and `palaestra episodes`: recorded episodes of UI agents and of plays."""
+"""`palaestra trajectories`, `demos` and `episodes`: recorded episodes of UI agents, oracles and plays."""

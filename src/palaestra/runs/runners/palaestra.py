@@ -128,6 +128,14 @@ SCRIPTS = (
         plays=True,
         warm_start=True,
     ),
+    ScriptInfo(
+        name="supervised",
+        title="Supervised",
+        description="Imitates demonstrations (palaestra demos record), as a warm start for the other algorithms.",
+        actions=("screen",),
+        plays=True,
+        warm_start=True,
+    ),
 )
 """The algorithms of `learner.registry`, which cannot be imported without torch."""
 _WITHOUT_DATASETS = ("ppo", "q_learning", "sarsa")

@@ -1,0 +1,58 @@
+"""`palaestra demo`: its plan is a valid configuration of tasks that exist, and it leaves a clip."""
+
+import pytest
+from PIL import Image
+from tests.evaluation.test_before_after import make_pair
+
+from palaestra.cli import demo
+from palaestra.cli.eval_ui import ScreenReport
+from palaestra.errors import ConfigError
+from palaestra.evaluation.before_after import PICTURE_NAME, EpisodePair
+from palaestra.runs.video import encoder
+from palaestra.sessions.suites import make_task
+from palaestra.train import config_from
+from palaestra.train.screen_config import screen_config_from
+
+
+def test_the_plan_is_valid_and_trains_asynchronously_with_groups():
+    config = screen_config_from(demo.SCREENS)
+    assert config.trainer.collection == "asynchronous"
+    assert config.trainer.num_training_steps == config.trainer.decay_updates == demo.UPDATES
+    assert config.algorithm["group_size"] == demo.GROUP_SIZE
+    assert config_from(demo.CARTPOLE).env.id == "CartPole-v1"
+
+
+def test_its_tasks_exist_need_several_steps_and_share_the_evaluation_evenly():
+    config = screen_config_from(demo.SCREENS)
+    for choice in config.tasks:
+        suite, name = choice.task.split("/")
+        task = make_task(suite, name, 0, choice.params)
+        assert 2 < task.step_limit <= config.actor.max_steps_per_episode
+    assert demo.HELD_OUT % len(config.tasks) == 0
+
+
+def test_the_clip_is_a_video_where_there_is_an_encoder_and_otherwise_a_gif(tmp_path, monkeypatch):
+    pair = make_pair()
+    video = demo.write_clip(pair, tmp_path)
+    assert (video.name, video.read_bytes()[4:8]) == ("before-after.mp4", b"ftyp")
+
+    def refuse():
+        raise ConfigError("--video", "", "no ffmpeg is installed")
+
+    monkeypatch.setattr(encoder, "require_encoder", refuse)
+    with Image.open(demo.write_clip(pair, tmp_path)) as clip:
+        assert clip.format == "GIF"
+
+
+@pytest.mark.parametrize("improves", [True, False])
+def test_it_says_what_the_picture_shows_and_whether_training_helped(tmp_path, capsys, improves):
+    pair = make_pair() if improves else EpisodePair(make_pair().before, make_pair().before)
+    document = {"comparison": {"ci95": [0.02, 0.3] if improves else [-0.1, 0.2]}}
+    report = ScreenReport(["after: 40 %"], document, tmp_path / "report.html", (), pair, tmp_path / PICTURE_NAME)
+    demo._print_results(report, tmp_path)
+    printed = capsys.readouterr().out
+    assert ("No episode failed before training" in printed) is not improves
+    assert ("does not show that training helped" in printed) is not improves
+    assert printed.startswith("after: 40 %\n")
+    assert (tmp_path / "before-after.mp4").as_uri() in printed
+    assert (tmp_path / "trajectories.html").is_file()
