@@ -39,7 +39,7 @@ sshd:           ## find OpenSSH's server for tests of runs on other machines, or
 	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends openssh-server openssh-client >/dev/null; } \
 	  || echo "No sshd here: tests of runs over SSH are skipped. See docs/remote-runs.md."
 
-demo: setup browser ## train a tiny vision-language model to click in real browsers, and evaluate it
+demo: setup browser ## train a tiny vision-language model to fill in forms in real browsers, and evaluate it
 	$(BIN)/python -m palaestra demo
 
 demo-cartpole: setup    ## train CartPole in seconds, and evaluate it
@@ -79,9 +79,10 @@ bench-async: setup  ## benchmark asynchronous collection: speed, learning qualit
 	$(BIN)/python -m benchmarks.staleness --slow
 	$(BIN)/python -m benchmarks.soak
 
-bench-ui: setup browser  ## benchmark UI agents: algorithms, asynchronous training, batched inference (an hour)
+bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous training, batched inference (hours)
 	$(BIN)/python -m benchmarks.ui_inference
 	$(BIN)/python -m benchmarks.ui_learning
+	$(BIN)/python -m benchmarks.ui_forms
 	$(BIN)/python -m benchmarks.ui_async
 
 bench-runs: setup   ## benchmark the run service under load

@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks import ui_learning
 from benchmarks.machine import facts, load
+from benchmarks.ui_runs import add_tasks, count_solved, evaluate_held_out, format_share, list_checkpoints, train_model
 from palaestra.files.run_directory import RunDirectory
 
 RESULTS = Path(__file__).parent / "results"
@@ -57,10 +58,10 @@ def main() -> None:
         for number in range(1, asked.rounds + 1):
             for algorithm in ALGORITHMS:
                 for lane in LANES:
-                    run = ui_learning.train_model(build_config(lane, algorithm, asked.updates), number, home)
-                    kept = sorted(run.attempts()[-1].checkpoints.glob("update_*"))
+                    run = train_model(build_config(lane, algorithm, asked.updates), number, home)
                     took, stale = seconds(run)
-                    after = ui_learning.total(ui_learning.evaluate_held_out(kept[-1], asked.episodes, home))
+                    document = evaluate_held_out(list_checkpoints(run)[-1], asked.episodes, home)
+                    after = add_tasks(count_solved(document))
                     one = {"algorithm": algorithm, "lane": lane, "seed": number, "seconds": took, "staleness": stale,
                            "solved": after, "load": load()}  # fmt: skip
                     found["runs"].append(one)
@@ -85,8 +86,7 @@ def table(runs: list[dict]) -> str:
             stale = np.mean([run["staleness"] for run in own])
             ratio = medians["in turn"] / medians[lane]
             lines.append(
-                f"| {algorithm} | {lane} | {medians[lane]:.0f} | {ratio:.2f}x | {stale:.2f} | "
-                f"{ui_learning.format_share(pooled)} |"
+                f"| {algorithm} | {lane} | {medians[lane]:.0f} | {ratio:.2f}x | {stale:.2f} | {format_share(pooled)} |"
             )
     return "\n".join(lines) + "\n"
 

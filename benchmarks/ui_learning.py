@@ -11,16 +11,24 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
 
 from benchmarks.machine import facts, load
-from palaestra.evaluation.statistics import wilson_interval
+from benchmarks.ui_runs import (
+    ALGORITHMS,
+    COLOURS,
+    add_tasks,
+    count_solved,
+    evaluate_held_out,
+    format_share,
+    format_table,
+    list_checkpoints,
+    read_training_steps,
+    train_model,
+)
 from palaestra.files.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
@@ -39,42 +47,11 @@ CONFIG = {
     },
     "actor_pool": {"target_concurrent_actors": 16},
 }  # fmt: skip
-ALGORITHMS = {
-    "rejection_sampling": {"name": "rejection_sampling"},
-    "grpo": {"name": "grpo", "group_size": 8},
-    "ppo": {"name": "ppo"},
-}
-COLOURS = {"rejection_sampling": "#8e44ad", "grpo": "#2980b9", "ppo": "#d35400"}
 
 
-def train_model(config: dict, seed: int, home: Path) -> RunDirectory:
-    """Train in a separate process."""
-    file = home / "config.json"
-    file.write_text(json.dumps(config))
-    command = [sys.executable, "-m", "palaestra", "train", str(file), f"trainer.seed={seed}", "--quiet", "--json"]
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, env={**os.environ, "PALAESTRA_HOME": str(home)}
-    )
-    return RunDirectory.find(json.loads(done.stdout)["run_id"], home / "var" / "training" / "runs")
-
-
-def evaluate_held_out(checkpoint: Path, episodes: int, home: Path) -> dict[str, list[int]]:
-    """Successes and episodes on held-out seeds, by task."""
-    command = [
-        sys.executable, "-m", "palaestra", "eval", str(checkpoint), "--episodes", str(episodes), "--sample", "--json"
-    ]  # fmt: skip
-    done = subprocess.run(
-        command, check=True, capture_output=True, text=True, env={**os.environ, "PALAESTRA_HOME": str(home)}
-    )
-    told = json.loads(done.stdout)["per_task"]
-    return {task: [one["successes"], one["episodes"]] for task, one in told.items()}
-
-
-def curve(run: RunDirectory) -> list[float]:
+def success_curve(run: RunDirectory) -> list[float]:
     """The share of an update's episodes that were solved; every one is on a seed that was never played before."""
-    lines = (run.attempts()[-1].journal).read_text().splitlines()
-    steps = [record for line in lines if (record := json.loads(line))["kind"] == "TrainingStep"]
-    return [round(step["metrics"]["success_rate"], 4) for step in steps]
+    return [round(metrics["success_rate"], 4) for metrics in read_training_steps(run)]
 
 
 def measure(seeds: int, episodes: int) -> None:
@@ -88,50 +65,32 @@ def measure(seeds: int, episodes: int) -> None:
                 if any((run["algorithm"], run["seed"]) == (algorithm, seed) for run in found["runs"]):
                     continue
                 run = train_model(CONFIG | {"algorithm": ALGORITHMS[algorithm]}, seed, home)
-                kept = sorted(run.attempts()[-1].checkpoints.glob("update_*"))
+                first, *_, last = list_checkpoints(run)
                 if not found["start"]:
-                    found["start"] = evaluate_held_out(kept[0], episodes, home)
-                after = evaluate_held_out(kept[-1], episodes, home)
+                    found["start"] = count_solved(evaluate_held_out(first, episodes, home))
+                after = count_solved(evaluate_held_out(last, episodes, home))
                 found["runs"].append(
-                    {"algorithm": algorithm, "seed": seed, "after": after, "curve": curve(run), "load": load()}
+                    {"algorithm": algorithm, "seed": seed, "after": after, "curve": success_curve(run), "load": load()}
                 )
                 told.write_text(json.dumps(found, indent=1) + "\n")
-                print(algorithm, seed, format_share(total(after)), flush=True)
-
-
-def total(by_task: dict[str, list[int]]) -> tuple[int, int]:
-    """Over all tasks."""
-    successes, episodes = np.sum(list(by_task.values()), axis=0)
-    return int(successes), int(episodes)
-
-
-def format_share(counted: tuple[int, int]) -> str:
-    """A share with its interval."""
-    low, high = wilson_interval(*counted)
-    return f"{100 * counted[0] / counted[1]:.0f} ({100 * low:.0f} to {100 * high:.0f})"
+                print(algorithm, seed, format_share(add_tasks(after)), flush=True)
 
 
 def report() -> None:
     """The table and the curves."""
     found = json.loads((RESULTS / "ui_learning.json").read_text())
     start, runs = found["start"], found["runs"]
-    heads = ["", "all four", *(f"`{task}`" for task in start), "single seeds"]
-    lines = ["| " + " | ".join(heads) + " |", "|" + " --- |" * len(heads)]
-    lines.append(
-        "| before | "
-        + " | ".join([format_share(total(start)), *(format_share(tuple(n)) for n in start.values()), ""])
-        + " |"
-    )
+    rows = [["", "all four", *(f"`{task}`" for task in start), "single seeds"]]
+    rows.append(["before", format_share(add_tasks(start)), *map(format_share, start.values()), ""])
     for algorithm in ALGORITHMS:
         own = [run["after"] for run in runs if run["algorithm"] == algorithm]
         if not own:
             continue
         pooled = {task: [int(n) for n in np.sum([one[task] for one in own], axis=0)] for task in start}
-        single = ", ".join(f"{100 * total(one)[0] / total(one)[1]:.0f}" for one in own)
-        cells = [format_share(total(pooled)), *(format_share(tuple(n)) for n in pooled.values()), single]
-        lines.append(f"| {algorithm} | " + " | ".join(cells) + " |")
-    (RESULTS / "ui_learning.md").write_text("\n".join(lines) + "\n")
-    draw(runs, total(start))
+        single = ", ".join(f"{100 * add_tasks(one)[0] / add_tasks(one)[1]:.0f}" for one in own)
+        rows.append([algorithm, format_share(add_tasks(pooled)), *map(format_share, pooled.values()), single])
+    (RESULTS / "ui_learning.md").write_text(format_table(rows))
+    draw(runs, add_tasks(start))
 
 
 def draw(runs: list[dict], start: tuple[int, int]) -> None:

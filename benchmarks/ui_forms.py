@@ -1,0 +1,271 @@
+"""From a pretrained model to forms: a warm start on demonstrations, then reinforcement, on the same held-out seeds.
+
+`python -m benchmarks.ui_forms` takes configs/ui/forms.yaml through its stages: record demonstrations on training seeds,
+imitate them (the warm start), reinforce. The pretrained model, the warm start and every reinforced model play the same
+held-out seeds, with sampled and with greedy actions. `--algorithms grpo,rejection_sampling,ppo --seeds 1..3` compares
+algorithms from one warm start at equal episodes: every update plays as many, and nothing is played again in place of
+groups without a signal. `--form` measures the last rung, `data_entry/form`.
+
+Each run is a separate process. Results are written to benchmarks/results/ui_forms.json after each stage, and what is
+there is not measured again; runs stay in `--home`. `--report` only draws the tables and curves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import time
+from pathlib import Path
+
+from benchmarks.machine import facts, load
+from benchmarks.ui_forms_report import FORM_STAGES, write_report
+from benchmarks.ui_runs import (
+    ALGORITHMS,
+    evaluate_held_out,
+    list_checkpoints,
+    read_training_steps,
+    run_palaestra,
+    train_model,
+)
+from palaestra.config.file import read_config_file
+from palaestra.experience.trajectory import Outcome
+from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.files.run_directory import RunDirectory
+
+ROOT = Path(__file__).parents[1]
+RESULTS = Path(__file__).parent / "results"
+CURVES = ROOT / "docs" / "images" / "ui-forms.png"
+CONFIG = ROOT / "configs" / "ui" / "forms.yaml"
+HOME = ROOT / "var" / "ui-forms"
+
+DEMONSTRATIONS_PER_TASK = 8
+WARM_START = {"batch_size": 68, "num_training_steps": 12, "decay_updates": 12}
+"""`trainer` of the warm start, beside that of the configuration."""
+UPDATES = 60
+EPISODES_PER_TASK = 20
+"""Held-out episodes per task in each evaluation."""
+
+FORM_TASK = {"task": "data_entry/form"}
+FORM_STEPS = 60
+"""The step limit of the task. Three rows of three fields take 21 steps."""
+FORM_DEMONSTRATIONS = 64
+FORM_WARM_START = {"batch_size": 32, "num_training_steps": 12, "decay_updates": 12}
+FORM_UPDATES = 20
+FORM_EPISODES = 60
+STAGES = ("demonstrations", "pretrained", "warm_start", "rl")
+
+
+class Measurement:
+    """Results that are saved after each stage, and the directory of the runs."""
+
+    def __init__(self, home: Path, settings: dict[str, int]) -> None:
+        self.home, self._file = home.resolve(), RESULTS / "ui_forms.json"
+        self.home.mkdir(parents=True, exist_ok=True)
+        self.results: dict = {"machine": facts(), "settings": settings, "stages": {}, "runs": [], "form": {}}
+        if self._file.exists():
+            self.results = json.loads(self._file.read_text())
+        if self.results["settings"] != settings:
+            raise SystemExit(
+                f"{self._file} was measured with {self.results['settings']}, and this is {settings}. "
+                "Use the same settings, or remove the file."
+            )
+
+    def save(self) -> None:
+        """Write the results; lists of numbers stay on one line."""
+        text = json.dumps(self.results, indent=1)
+        short = re.sub(r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s+", " ", match[0]), text)
+        self._file.write_text(short + "\n")
+
+    def relative(self, path: Path) -> str:
+        """The path below the home."""
+        return str(path.resolve().relative_to(self.home))
+
+    def find(self, place: str) -> Path:
+        """A directory that an earlier stage left."""
+        if not (self.home / place).is_dir():
+            reason = f"{self.home / place} is missing, and {self._file} refers to it."
+            raise SystemExit(f"{reason} Give the --home of that measurement, or remove the file.")
+        return self.home / place
+
+    def record(self, config: dict, name: str, episodes: int) -> dict:
+        """Record demonstrations on training seeds; returns how many were written by task, and their directory."""
+        print(f"recording {episodes} demonstrations", flush=True)
+        output, file = self.home / name, self.home / "config.json"
+        # Recording adds to a directory, and an interrupted recording would leave too many.
+        shutil.rmtree(output, ignore_errors=True)
+        file.write_text(json.dumps(config))
+        summary = run_palaestra(self.home, "demos", "record", file, "--episodes", episodes, "--output", output)
+        return {"written": summary["written"], "dropped": summary["dropped"], "path": name}
+
+    def evaluate(self, stage: dict, episodes: int) -> None:
+        """Let the checkpoint of a stage play the held-out seeds, with sampled and with greedy actions."""
+        for way, greedy in (("sampled", False), ("greedy", True)):
+            if way not in stage:
+                print(f"evaluating {stage['checkpoint']}, {way}", flush=True)
+                document = evaluate_held_out(self.find(stage["checkpoint"]), episodes, self.home, greedy=greedy)
+                stage[way] = read_outcomes(Path(document["trajectories"]))
+                stage[f"{way}_return"] = document["mean_return"]
+                self.save()
+
+    def train(self, config: dict, seed: int = 1) -> RunDirectory:
+        """Train in a separate process."""
+        print(f"training {config['algorithm']['name']}, seed {seed}", flush=True)
+        return train_model(config, seed, self.home)
+
+    def train_warm_start(self, config: dict, stages: dict, before: str, after: str) -> None:
+        """Imitate; adds the stages before and after. A run saves the model that it starts with."""
+        first, *_, last = list_checkpoints(self.train(config))
+        stages[before], stages[after] = ({"checkpoint": self.relative(one)} for one in (first, last))
+        self.save()
+
+
+def read_outcomes(directory: Path) -> dict[str, str]:
+    """By task, a character per held-out seed in order: 1 solved, 0 not solved, - the session failed."""
+    outcomes: dict[str, str] = {}
+    for entry in sorted(TrajectoryArchive(directory).entries(), key=lambda entry: (entry.task, entry.seed)):
+        character = "-" if entry.outcome is Outcome.ENVIRONMENT_FAILED else "1" if entry.success else "0"
+        outcomes[entry.task] = outcomes.get(entry.task, "") + character
+    return outcomes
+
+
+def read_curves(run: RunDirectory) -> dict[str, list[float | None]]:
+    """By task, the share of its episodes that were solved in each update; None if it was not played."""
+    steps = read_training_steps(run)
+    keys = sorted({key for metrics in steps for key in metrics if key.startswith("success_rate/")})
+    return {
+        key.removeprefix("success_rate/").partition("[")[0]: [
+            round(metrics[key], 3) if key in metrics else None for metrics in steps
+        ]
+        for key in keys
+    }
+
+
+def imitate(config: dict, demonstrations: Path, trainer: dict, adapter: Path | None = None) -> dict:
+    """The configuration of supervised learning from demonstrations."""
+    model = config["model"] | ({} if adapter is None else {"adapter": str(adapter)})
+    return config | {
+        "model": model,
+        "algorithm": {"name": "supervised"},
+        "demonstrations": {"path": str(demonstrations)},
+        "trainer": config["trainer"] | trainer,
+    }
+
+
+def reinforce(config: dict, algorithm: str, adapter: Path, updates: int) -> dict:
+    """The configuration of reinforcement from a checkpoint; every update plays the same number of episodes."""
+    length = {"num_training_steps": updates, "decay_updates": updates, "max_refills": 0}
+    return config | {
+        "model": config["model"] | {"adapter": str(adapter)},
+        "algorithm": ALGORITHMS[algorithm],
+        "trainer": config["trainer"] | length,
+        "trajectories_kept": 200,
+    }
+
+
+def measure(m: Measurement, until: str, algorithms: list[str], seeds: list[int]) -> None:
+    """The stages up to `until`; of the reinforced models, seeds first, so that all algorithms have the same seeds."""
+    config, stages, runs = dict(read_config_file(CONFIG)), m.results["stages"], m.results["runs"]
+    episodes, updates = (m.results["settings"][name] for name in ("episodes", "updates"))
+    if "demonstrations" not in stages:
+        stages["demonstrations"] = m.record(config, "demos", len(config["tasks"]) * DEMONSTRATIONS_PER_TASK)
+        m.save()
+    if until == "demonstrations":
+        return
+    if "warm_start" not in stages:
+        demonstrations = m.find(stages["demonstrations"]["path"])
+        m.train_warm_start(imitate(config, demonstrations, WARM_START), stages, "pretrained", "warm_start")
+    for stage in ("pretrained", "warm_start"):
+        m.evaluate(stages[stage], episodes)
+        if until == stage:
+            return
+    for seed, algorithm in ((seed, algorithm) for seed in seeds for algorithm in algorithms):
+        run = next((run for run in runs if (run["algorithm"], run["seed"]) == (algorithm, seed)), None)
+        if run is None:
+            started = time.monotonic()
+            start = m.find(stages["warm_start"]["checkpoint"])
+            trained = m.train(reinforce(config, algorithm, start, updates), seed)
+            run = {"algorithm": algorithm, "seed": seed, "minutes": round((time.monotonic() - started) / 60, 1)}
+            run |= {"load": load(), "checkpoint": m.relative(list_checkpoints(trained)[-1])}
+            runs.append(run | {"curves": read_curves(trained)})
+            run = runs[-1]
+            m.save()
+        m.evaluate(run, episodes)
+
+
+def measure_form(m: Measurement) -> None:
+    """The last rung: sheets of ten rows, of which three are entered.
+
+    Stages: the pretrained model, the model that learned the other forms, the same after demonstrations of this task,
+    and after reinforcement on it.
+    """
+    if not m.results["runs"]:
+        raise SystemExit("--form starts from a reinforced model: measure the stage rl first.")
+    base, form = dict(read_config_file(CONFIG)), m.results["form"]
+    config = base | {
+        "tasks": [FORM_TASK],
+        "sampler": {"name": "uniform"},
+        "model": base["model"] | {"max_new_tokens": 64},
+        "actor": base.get("actor", {}) | {"max_steps_per_episode": FORM_STEPS},
+    }
+    if "demonstrations" not in form:
+        form["demonstrations"] = m.record(config, "form-demos", FORM_DEMONSTRATIONS)
+        m.save()
+    demonstrations = m.find(form["demonstrations"]["path"])
+    if "pretrained" not in form:
+        # One update, for a checkpoint of the pretrained model with the configuration of this task.
+        run = m.train(imitate(config, demonstrations, {"batch_size": 1, "num_training_steps": 1}))
+        form["pretrained"] = {"checkpoint": m.relative(list_checkpoints(run)[0])}
+        m.save()
+    if "warm_start" not in form:
+        start = m.find(m.results["runs"][0]["checkpoint"])
+        m.train_warm_start(
+            imitate(config, demonstrations, FORM_WARM_START, start), form, "after_other_forms", "warm_start"
+        )
+    if "grpo" not in form:
+        start = m.find(form["warm_start"]["checkpoint"])
+        run = m.train(reinforce(config, "grpo", start, FORM_UPDATES))
+        form["grpo"] = {"checkpoint": m.relative(list_checkpoints(run)[-1])}
+        m.save()
+    for stage in FORM_STAGES:
+        m.evaluate(form[stage], FORM_EPISODES)
+
+
+def parse_seeds(text: str) -> list[int]:
+    """Seeds from `1..3`, `1,2,5` or `4`."""
+    first, dots, last = text.partition("..")
+    return list(range(int(first), int(last) + 1)) if dots else [int(part) for part in text.split(",")]
+
+
+def parse_algorithms(text: str) -> list[str]:
+    """Names of algorithms, separated by commas."""
+    names = text.split(",")
+    if unknown := set(names) - set(ALGORITHMS):
+        raise argparse.ArgumentTypeError(f"{', '.join(unknown)}: known are {', '.join(ALGORITHMS)}")
+    return names
+
+
+def main() -> None:
+    tasks = len(read_config_file(CONFIG)["tasks"])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--until", choices=STAGES, default="rl", help="last stage to measure")
+    parser.add_argument("--algorithms", type=parse_algorithms, default=["grpo"])
+    parser.add_argument("--seeds", type=parse_seeds, default=[1], help="1..3 or 1,2,5")
+    parser.add_argument("--updates", type=int, default=UPDATES, help="updates of each reinforced model")
+    parser.add_argument("--episodes", type=int, default=EPISODES_PER_TASK * tasks, help="episodes of each evaluation")
+    parser.add_argument("--form", action="store_true", help="measure data_entry/form from the first reinforced model")
+    parser.add_argument("--home", type=Path, default=HOME, help="directory of the runs")
+    parser.add_argument("--report", action="store_true", help="only write the tables and the curves")
+    asked = parser.parse_args()
+    if not asked.report:
+        m = Measurement(asked.home, {"updates": asked.updates, "episodes": asked.episodes})
+        if asked.form:
+            measure_form(m)
+        else:
+            measure(m, asked.until, asked.algorithms, asked.seeds)
+    write_report(json.loads((RESULTS / "ui_forms.json").read_text()), RESULTS / "ui_forms.md", CURVES)
+
+
+if __name__ == "__main__":
+    main()
