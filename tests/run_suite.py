@@ -14,6 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 LEDGER = "tests/second_tries.txt"
 TESTS_FAILED = 1  # pytest's exit code; every other one above 0 means that the run itself went wrong
+# pytest-timeout raises an exception in the test, which code that waits in C or handles every exception never sees. Such
+# a test would hold its worker until CI ends the whole run, so a worker that is this late prints its stack and exits.
+LATE_WORKER = ("-o", "faulthandler_timeout=420", "-o", "faulthandler_exit_on_timeout=true")
 
 
 def known_tests(ledger: str) -> set[str]:
@@ -50,7 +53,8 @@ def run_suite(root: Path, *, in_ci: bool) -> int:
 
 
 def _run_pytest(root: Path, *arguments: str) -> int:
-    return subprocess.run([sys.executable, "-m", "pytest", "-q", *arguments], cwd=root, check=False).returncode
+    command = [sys.executable, "-m", "pytest", "-q", *LATE_WORKER, *arguments]
+    return subprocess.run(command, cwd=root, check=False).returncode
 
 
 def _read_tests(last_failed: Path) -> list[str]:

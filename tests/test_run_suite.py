@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.run_suite import LEDGER, ROOT, known_tests, refused_tests, run_suite
+from tests.run_suite import LATE_WORKER, LEDGER, ROOT, known_tests, refused_tests, run_suite
 
 FLAKY = """
 from pathlib import Path
@@ -60,6 +60,23 @@ def test_a_test_that_fails_twice_fails_the_suite(project, capfd):
     (project / "tests" / "test_both.py").write_text("def test_never():\n    assert 1 == 2\n")
     assert run_suite(project, in_ci=False) == 1
     assert capfd.readouterr().out.endswith("1 test failed twice:\n  tests/test_both.py::test_never\n")
+
+
+def test_a_test_that_no_time_limit_reaches_fails_and_the_others_run(project, capfd, monkeypatch):
+    (project / "tests" / "test_both.py").write_text(
+        "import signal, time\n"
+        "def test_steady():\n"
+        "    pass\n"
+        "def test_stuck():\n"
+        "    signal.signal(signal.SIGALRM, signal.SIG_IGN)\n"
+        "    while True:\n"
+        "        time.sleep(1)\n"
+    )
+    monkeypatch.setattr("tests.run_suite.LATE_WORKER", ("-o", "faulthandler_timeout=1", *LATE_WORKER[2:]))
+    assert run_suite(project, in_ci=False) != 0
+    output = capfd.readouterr().out
+    assert "1 failed, 1 passed" in output
+    assert "1 test failed beside the others; running again, alone:\n  tests/test_both.py::test_stuck" in output
 
 
 def test_a_test_may_interrupt_a_process_although_the_suite_ignores_sigint(tmp_path):
