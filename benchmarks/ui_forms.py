@@ -1,13 +1,15 @@
 """From a pretrained model to forms: a warm start on demonstrations, then reinforcement, on the same held-out seeds.
 
-`python -m benchmarks.ui_forms` takes configs/ui/forms.yaml through its stages: record demonstrations on training seeds,
-imitate them (the warm start), reinforce. The pretrained model, the warm start and every reinforced model play the same
-held-out seeds, with sampled and with greedy actions. `--algorithms grpo,rejection_sampling,ppo --seeds 1..3` compares
-algorithms from one warm start at equal episodes: every update plays as many, and nothing is played again in place of
-groups without a signal. `--form` measures the last rung, `data_entry/form`.
+`python -m benchmarks.ui_forms` takes configs/ui/forms.yaml, or another `--config`, through its stages: record
+demonstrations on training seeds, imitate them (the warm start), reinforce. The pretrained model, the warm start and
+every reinforced model play the same held-out seeds, with sampled and with greedy actions. `--algorithms
+grpo,rejection_sampling,ppo --seeds 1..3` compares algorithms from one warm start at equal episodes: every update plays
+as many, and nothing is played again in place of groups without a signal. `--form` measures the last rung,
+`data_entry/form`.
 
-Each run is a separate process. Results are written to benchmarks/results/ui_forms.json after each stage, and what is
-there is not measured again; runs stay in `--home`. `--report` only draws the tables and curves.
+Each run is a separate process. Results are written to benchmarks/results/ui_<config>.json after each stage, and what
+is there is not measured again; runs stay in `--home`. `--report` only draws the tables and curves. `--held-out` is the
+first held-out seed: settings are chosen on the seeds from 0, and the figures of the docs are from others.
 """
 
 from __future__ import annotations
@@ -36,13 +38,15 @@ from palaestra.files.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
-CURVES = ROOT / "docs" / "images" / "ui-forms.png"
+IMAGES = ROOT / "docs" / "images"
 CONFIG = ROOT / "configs" / "ui" / "forms.yaml"
 HOME = ROOT / "var" / "ui-forms"
 
 DEMONSTRATIONS_PER_TASK = 8
-WARM_START = {"batch_size": 68, "num_training_steps": 12, "decay_updates": 12}
+WARM_START = {"batch_size": 64, "num_training_steps": 12, "decay_updates": 12}
 """`trainer` of the warm start, beside that of the configuration."""
+HELD_OUT = 200_000
+"""The first held-out seed of the figures."""
 UPDATES = 60
 EPISODES_PER_TASK = 20
 """Held-out episodes per task in each evaluation."""
@@ -58,10 +62,10 @@ STAGES = ("demonstrations", "pretrained", "warm_start", "rl")
 
 
 class Measurement:
-    """Results that are saved after each stage, and the directory of the runs."""
+    """Results of a configuration that are saved after each stage, and the directory of the runs."""
 
-    def __init__(self, home: Path, settings: dict[str, int]) -> None:
-        self.home, self._file = home.resolve(), RESULTS / "ui_forms.json"
+    def __init__(self, name: str, home: Path, settings: dict[str, int]) -> None:
+        self.home, self._file = home.resolve(), results_file(name)
         self.home.mkdir(parents=True, exist_ok=True)
         self.results: dict = {"machine": facts(), "settings": settings, "stages": {}, "runs": [], "form": {}}
         if self._file.exists():
@@ -104,7 +108,9 @@ class Measurement:
         for way, greedy in (("sampled", False), ("greedy", True)):
             if way not in stage:
                 print(f"evaluating {stage['checkpoint']}, {way}", flush=True)
-                document = evaluate_held_out(self.find(stage["checkpoint"]), episodes, self.home, greedy=greedy)
+                first = self.results["settings"]["held_out"]
+                checkpoint = self.find(stage["checkpoint"])
+                document = evaluate_held_out(checkpoint, episodes, self.home, greedy=greedy, seed=first)
                 stage[way] = read_outcomes(Path(document["trajectories"]))
                 stage[f"{way}_return"] = document["mean_return"]
                 self.save()
@@ -119,6 +125,11 @@ class Measurement:
         first, *_, last = list_checkpoints(self.train(config))
         stages[before], stages[after] = ({"checkpoint": self.relative(one)} for one in (first, last))
         self.save()
+
+
+def results_file(name: str) -> Path:
+    """The results of the configuration of this name."""
+    return RESULTS / f"ui_{name}.json"
 
 
 def read_outcomes(directory: Path) -> dict[str, str]:
@@ -164,12 +175,14 @@ def reinforce(config: dict, algorithm: str, adapter: Path, updates: int) -> dict
     }
 
 
-def measure(m: Measurement, until: str, algorithms: list[str], seeds: list[int]) -> None:
+def measure(m: Measurement, config: dict, until: str, algorithms: list[str], seeds: list[int]) -> None:
     """The stages up to `until`; of the reinforced models, seeds first, so that all algorithms have the same seeds."""
-    config, stages, runs = dict(read_config_file(CONFIG)), m.results["stages"], m.results["runs"]
+    stages, runs = m.results["stages"], m.results["runs"]
     episodes, updates = (m.results["settings"][name] for name in ("episodes", "updates"))
     if "demonstrations" not in stages:
-        stages["demonstrations"] = m.record(config, "demos", len(config["tasks"]) * DEMONSTRATIONS_PER_TASK)
+        stages["demonstrations"] = m.record(
+            config, "demos", len(config["tasks"]) * m.results["settings"]["demonstrations"]
+        )
         m.save()
     if until == "demonstrations":
         return
@@ -194,7 +207,7 @@ def measure(m: Measurement, until: str, algorithms: list[str], seeds: list[int])
         m.evaluate(run, episodes)
 
 
-def measure_form(m: Measurement) -> None:
+def measure_form(m: Measurement, base: dict) -> None:
     """The last rung: sheets of ten rows, of which three are entered.
 
     Stages: the pretrained model, the model that learned the other forms, the same after demonstrations of this task,
@@ -202,7 +215,7 @@ def measure_form(m: Measurement) -> None:
     """
     if not m.results["runs"]:
         raise SystemExit("--form starts from a reinforced model: measure the stage rl first.")
-    base, form = dict(read_config_file(CONFIG)), m.results["form"]
+    form = m.results["form"]
     config = base | {
         "tasks": [FORM_TASK],
         "sampler": {"name": "uniform"},
@@ -247,24 +260,34 @@ def parse_algorithms(text: str) -> list[str]:
 
 
 def main() -> None:
-    tasks = len(read_config_file(CONFIG)["tasks"])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", type=Path, default=CONFIG, help="configuration of the tasks and of the training")
     parser.add_argument("--until", choices=STAGES, default="rl", help="last stage to measure")
     parser.add_argument("--algorithms", type=parse_algorithms, default=["grpo"])
     parser.add_argument("--seeds", type=parse_seeds, default=[1], help="1..3 or 1,2,5")
     parser.add_argument("--updates", type=int, default=UPDATES, help="updates of each reinforced model")
-    parser.add_argument("--episodes", type=int, default=EPISODES_PER_TASK * tasks, help="episodes of each evaluation")
+    parser.add_argument("--demonstrations", type=int, default=DEMONSTRATIONS_PER_TASK, help="demonstrations per task")
+    parser.add_argument("--episodes", type=int, default=EPISODES_PER_TASK, help="episodes per task in each evaluation")
+    parser.add_argument("--held-out", type=int, default=HELD_OUT, help="first held-out seed")
     parser.add_argument("--form", action="store_true", help="measure data_entry/form from the first reinforced model")
     parser.add_argument("--home", type=Path, default=HOME, help="directory of the runs")
     parser.add_argument("--report", action="store_true", help="only write the tables and the curves")
     asked = parser.parse_args()
+    name = asked.config.stem
     if not asked.report:
-        m = Measurement(asked.home, {"updates": asked.updates, "episodes": asked.episodes})
+        config = dict(read_config_file(asked.config))
+        settings = {
+            "updates": asked.updates,
+            "demonstrations": asked.demonstrations,
+            "episodes": asked.episodes * len(config["tasks"]),
+            "held_out": asked.held_out,
+        }
+        m = Measurement(name, asked.home / name, settings)
         if asked.form:
-            measure_form(m)
+            measure_form(m, config)
         else:
-            measure(m, asked.until, asked.algorithms, asked.seeds)
-    write_report(json.loads((RESULTS / "ui_forms.json").read_text()), RESULTS / "ui_forms.md", CURVES)
+            measure(m, config, asked.until, asked.algorithms, asked.seeds)
+    write_report(json.loads(results_file(name).read_text()), RESULTS / f"ui_{name}.md", IMAGES / f"ui-{name}.png")
 
 
 if __name__ == "__main__":

@@ -46,10 +46,10 @@ def list_checkpoints(run: RunDirectory) -> list[Path]:
     return sorted(run.attempts()[-1].checkpoints.glob("update_*"))
 
 
-def evaluate_held_out(checkpoint: Path, episodes: int, home: Path, *, greedy: bool = False) -> dict:
-    """The document of `palaestra eval` on held-out seeds, which are the same for every checkpoint."""
+def evaluate_held_out(checkpoint: Path, episodes: int, home: Path, *, greedy: bool = False, seed: int = 0) -> dict:
+    """The document of `palaestra eval` on held-out seeds from `seed`, which are the same for every checkpoint."""
     way = "--greedy" if greedy else "--sample"
-    return run_palaestra(home, "eval", checkpoint, "--episodes", episodes, way)
+    return run_palaestra(home, "eval", checkpoint, "--episodes", episodes, "--seed", seed, way)
 
 
 def count_solved(document: dict) -> dict[str, list[int]]:

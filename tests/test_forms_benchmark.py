@@ -22,7 +22,7 @@ from palaestra.evaluation.screens import PairCounts
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.train.screen_config import screen_config_from
 
-SETTINGS = {"updates": 3, "episodes": 8}
+SETTINGS = {"updates": 3, "episodes": 8, "held_out": 0}
 
 
 def stage(a, b, mean=0.0):
@@ -92,13 +92,15 @@ def test_the_report_draws_a_curve_per_task(tmp_path):
 
 def test_results_of_other_settings_are_not_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(ui_forms, "RESULTS", tmp_path)
-    measurement = Measurement(tmp_path / "home", SETTINGS)
+    measurement = Measurement("forms", tmp_path / "home", SETTINGS)
     measurement.results["runs"] = [{"curve": [0.1, None]}]
     measurement.save()
     assert '"curve": [ 0.1, null ]' in (tmp_path / "ui_forms.json").read_text()
-    assert Measurement(tmp_path / "home", SETTINGS).results == json.loads((tmp_path / "ui_forms.json").read_text())
+    assert Measurement("forms", tmp_path / "home", SETTINGS).results == json.loads(
+        (tmp_path / "ui_forms.json").read_text()
+    )
     with pytest.raises(SystemExit, match="Use the same settings"):
-        Measurement(tmp_path / "home", SETTINGS | {"updates": 4})
+        Measurement("forms", tmp_path / "home", SETTINGS | {"updates": 4})
     with pytest.raises(SystemExit, match="Give the --home"):
         measurement.find("nothing")
 

@@ -33,7 +33,13 @@ CARTPOLE = {
 
 def launch(*words, home, **more):
     """Start two processes; returns the launcher."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PALAESTRA_HOME": str(home), "PYTHONPATH": f"{home}:{ROOT}"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "PALAESTRA_HOME": str(home),
+        "PYTHONPATH": f"{home}:{ROOT}",
+    }
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": home, "env": environment}
     return subprocess.Popen([*LAUNCH, *map(str, words)], start_new_session=True, **options, **more)
 

@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from palaestra.errors import ConfigError
 from palaestra.policy.screen_reader.architecture import COPY_HEAD, X_HEAD, Y_HEAD
 from palaestra.policy.screen_reader.examples import ExampleBuilder, collate, jitter
+from palaestra.policy.screen_reader.language_pretraining import LanguagePage, _draw_batches
 from palaestra.policy.screen_reader.pages import Goal
 from palaestra.policy.screen_reader.symbols import SPACE, Detections, SymbolSequence, read_in_order
 from palaestra.policy.screen_reader.tokenizer import build_tokenizer, coordinate_ids, press_key
@@ -124,9 +126,14 @@ def test_else_they_come_from_the_last_place_on_the_screen_that_has_them(tokenize
     assert places[0] == 5 + 3 + 1
 
 
-def test_a_text_that_is_nowhere_and_scrolling_give_no_example(builder):
+def test_scrolling_down_is_a_negative_number_of_pixels(builder, tokenizer):
+    example = build(builder, Goal("Scroll down.", scroll=100), screen("ko 7"))
+    reply = tokenizer.decode(example.ids[example.start :])
+    assert reply.endswith('{"action": "scroll", "pixels": -100}}\n</tool_call><|im_end|>')
+
+
+def test_a_text_that_is_nowhere_gives_no_example(builder):
     assert build(builder, Goal("Copy the code.", text="zz"), screen("ko 7")) is None
-    assert build(builder, Goal("Scroll down.", scroll=100), screen("ko 7")) is None
 
 
 def test_a_key_is_two_tokens(tokenizer, builder):
@@ -165,3 +172,10 @@ def test_noise_moves_boxes_by_less_than_two_pixels_and_drops_one_in_three_hundre
     assert np.abs(moved.boxes - 10).max() < 2
     assert moved.colours.max() <= 1
     assert isinstance(read_in_order(moved), SymbolSequence)
+
+
+def test_pages_without_a_single_example_are_refused(tokenizer, builder):
+    page = LanguagePage(SIZE, [Goal("Copy the code.", text="zz")], screen("ko 7"), {})
+    batches = _draw_batches(builder, [page], 2, noisy=False, seed=0)
+    with pytest.raises(ConfigError, match=r"recipe\.pages = 1: none of 200 drawn goals can be learned from"):
+        next(batches)

@@ -17,7 +17,7 @@ from palaestra.sessions.browser.chromium import find_chromium
 from palaestra.sessions.browser.page import Page
 
 SMALL = ReaderRecipe(
-    seed=3, pages=12, more_pages=6, see_steps=2, see_batch=2, act_steps=2, act_batch=2, read_steps=2
+    seed=3, pages=40, more_pages=6, see_steps=2, see_batch=2, act_steps=2, act_batch=2, read_steps=2
 )  # fmt: skip
 
 
@@ -48,10 +48,11 @@ def test_the_same_recipe_gives_the_same_weights(directory, tmp_path):
 
 
 def test_all_stages_report_their_progress_and_are_in_the_manifest(directory, lines):
-    assert [line.split(":")[0] for line in lines if "/2" in line] == ["seeing 2/2", "acting 2/2", "reading 2/2"]
+    assert [line.split(":")[0] for line in lines if "/2" in line] == ["acting 2/2", "seeing 2/2", "reading 2/2"]
     manifest = read_manifest(directory)
     assert set(manifest["figures"]) == {"seeing", "acting", "reading"}
     assert manifest["recipe"]["seed"] == 3
+    assert manifest["browser"].startswith("Chrom")
     assert set(manifest["files"]) | {MANIFEST} == {file.name for file in directory.iterdir()}
 
 

@@ -20,7 +20,15 @@ from palaestra.policy.codecs.qwen_texts import COORDINATES
 from palaestra.policy.screen_reader.architecture import COPY_HEAD, X_HEAD, Y_HEAD
 from palaestra.policy.screen_reader.pages import Goal
 from palaestra.policy.screen_reader.symbols import SPACE, Box, Detections, Floats, SymbolSequence, symbol_rows
-from palaestra.policy.screen_reader.tokenizer import CLICK, END_CLICK, END_TEXT, TYPE, coordinate_ids, press_key
+from palaestra.policy.screen_reader.tokenizer import (
+    CLICK,
+    END_CLICK,
+    END_TEXT,
+    TYPE,
+    coordinate_ids,
+    press_key,
+    scroll_down,
+)
 from palaestra.policy.screen_reader.tower import CHARACTERS
 
 _MAX_COORDINATE = COORDINATES - 1
@@ -69,7 +77,7 @@ class ExampleBuilder:
     ) -> Example | None:
         """The example of a goal on a page; None if its reply cannot be learned from this page.
 
-        That is so for scrolling, for targets without a symbol and for texts that are not in the prompt.
+        That is so for targets without a symbol and for texts that are not in the prompt.
         """
         instruction = self._encode(goal.instruction)
         first = len(self._head) + len(instruction) + len(self._open)
@@ -85,9 +93,8 @@ class ExampleBuilder:
                 return None
             sources = tuple((start + 1 + place, (index,)) for place, index in enumerate(source))
             return Example(prompt + reply, start, rows, (), sources)
-        if goal.keys:
-            return Example([*prompt, *self._encode(press_key(goal.keys[0].lower())), self._end], start, rows)
-        return None
+        written = press_key(goal.keys[0].lower()) if goal.keys else scroll_down(goal.scroll)
+        return Example([*prompt, *self._encode(written), self._end], start, rows)
 
     def _build_click(
         self, prompt: list[int], rows: Floats, box: Box, size: tuple[int, int], first: int, rng: random.Random

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from palaestra.errors import ConfigError
 from palaestra.policy.screen_reader.architecture import COPY_HEAD, HEAD_SIZE
 from palaestra.policy.screen_reader.examples import Example, ExampleBatch, ExampleBuilder, collate, jitter
 from palaestra.policy.screen_reader.pages import Goal
@@ -25,6 +26,10 @@ from palaestra.policy.screen_reader.symbols import Box, Detections, read_in_orde
 from palaestra.policy.screen_reader.tokenizer import coordinate_ids
 
 _GRAMMAR_WEIGHT, _ATTENTION_WEIGHT = 0.5, 0.5
+_MAX_TOKENS = 400
+"""Longer examples are left out: they take most of the time and are few."""
+_MAX_DRAWS = 100
+"""Draws per example of a batch after which pages without a single example are refused."""
 _COPYING_HEADS = 3
 """The first heads of the last layer; see `architecture`."""
 
@@ -83,6 +88,8 @@ class LanguageTrainer:
             # Mean over characters: a wrong character spoils the whole text.
             total = total + token_loss[copied].mean()
             metrics["char"] = float(is_right[copied].float().mean())
+            is_start = torch.cat([torch.ones(1, dtype=torch.bool), copied.diff() > 1])
+            metrics["first_char"] = float(is_right[copied[is_start]].float().mean())
         if len(batch.soft):
             ids = self._coordinates.repeat(len(batch.soft) // 2, 1)
             predicted = log_probs[batch.soft_at].gather(-1, ids)
@@ -151,12 +158,11 @@ def pretrain_language(
     blur_px: float,
     noisy: bool,
     seed: int,
-    stage: str,
     log: Callable[[str], None],
 ) -> dict[str, float]:
     """Train on the goals of pages; returns exponential averages of the metrics.
 
-    `noisy` moves detections a little; `stage` is the name in log messages.
+    `noisy` moves detections a little.
     """
     # Attention with explicit matrices: in bfloat16 its backward pass is faster on a CPU.
     model.model.language_model.set_attn_implementation("eager")
@@ -167,7 +173,7 @@ def pretrain_language(
         trainer.step(collate(next(batches), tokenizer.pad_token_id))
         if step % 100 == 99 or step == steps - 1:
             averages = ", ".join(f"{name} {value:.3f}" for name, value in trainer.averages.items())
-            log(f"{stage} {step + 1}/{steps}: {averages}")
+            log(f"{step + 1}/{steps}: {averages}")
     trainer.close()
     model.model.language_model.set_attn_implementation("sdpa")
     return trainer.averages
@@ -180,11 +186,16 @@ def _draw_batches(
     rng, noise = random.Random(seed), np.random.default_rng(seed)
     while True:
         examples: list[Example] = []
+        draws = 0
         while len(examples) < 8 * size:
+            draws += 1
+            if draws > _MAX_DRAWS * size and not examples:
+                reason = f"none of {draws - 1} drawn goals can be learned from: their targets are not among the symbols"
+                raise ConfigError("recipe.pages", len(pages), reason, "Draw more pages, or train the tower for longer")
             page = rng.choice(pages)
             sequence = read_in_order(jitter(page.detections, noise) if noisy else page.detections)
             example = builder.build(rng.choice(page.goals), sequence, page.places, page.size, rng)
-            if example is not None:
+            if example is not None and len(example.ids) <= _MAX_TOKENS:
                 examples.append(example)
         examples.sort(key=lambda example: len(example.ids))
         batches = [examples[start : start + size] for start in range(0, len(examples), size)]

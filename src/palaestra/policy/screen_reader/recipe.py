@@ -12,9 +12,13 @@ hub, with the tower in `vision_tower.safetensors` and a manifest.
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import random
+import subprocess
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,7 @@ from palaestra.policy.screen_reader.tokenizer import build_tokenizer
 from palaestra.policy.screen_reader.tower import Tower
 from palaestra.policy.screen_reader.vision_pretraining import pretrain_vision
 from palaestra.sessions.browser.browser import Browser
+from palaestra.sessions.browser.chromium import find_chromium
 
 SHIPPED = Path(__file__).parent / "checkpoint"
 """The model that comes with the package."""
@@ -49,7 +54,7 @@ class ReaderRecipe:
     see_steps: int = 4000
     see_batch: int = 8
     see_rate: float = 2e-3
-    act_steps: int = 3000
+    act_steps: int = 3200
     act_batch: int = 16
     act_rate: float = 2e-3
     read_steps: int = 700
@@ -103,56 +108,42 @@ async def draw_pages(count: int, *, seed: int, dense: bool = True) -> list[Label
 
 
 def train_reader(recipe: ReaderRecipe, log: Callable[[str], None] = lambda line: None) -> TrainedReader:
-    """Train a model; `log` receives progress messages."""
+    """Train a model; `log` receives progress messages.
+
+    The tower is trained in a process of its own: until the last stage the language model does not need it.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        log(f"drawing {recipe.pages} pages")
-        pages = asyncio.run(draw_pages(recipe.pages, seed=recipe.seed + 1))
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(recipe.seed)
-            tower = Tower()
-        seeing = pretrain_vision(
-            tower,
-            [page.drawn for page in pages],
-            steps=recipe.see_steps,
-            batch_size=recipe.see_batch,
-            learning_rate=recipe.see_rate,
-            seed=recipe.seed,
-            log=log,
-        )
-        tokenizer = build_tokenizer()
-        model = build_model(tokenizer, seed=recipe.seed)
-        log(f"drawing {recipe.more_pages} pages")
-        more = asyncio.run(draw_pages(recipe.more_pages, seed=recipe.seed + 77, dense=False))
-        labelled = [_use_labels(page) for page in [*pages, *more] if page.goals]
-        acting = pretrain_language(
-            model,
-            tokenizer,
-            labelled,
-            steps=recipe.act_steps,
-            batch_size=recipe.act_batch,
-            learning_rate=recipe.act_rate,
-            blur_px=recipe.blur_px,
-            noisy=True,
-            seed=recipe.seed,
-            stage="acting",
-            log=log,
-        )
-        log("reading the pages")
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+            vision = executor.submit(_train_tower, recipe)
+            pages = asyncio.run(_draw_first_pages(recipe))
+            more = asyncio.run(draw_pages(recipe.more_pages, seed=recipe.seed + 77, dense=False))
+            log(f"drew {len(pages) + len(more)} pages")
+            tokenizer = build_tokenizer()
+            model = build_model(tokenizer, seed=recipe.seed)
+            train = partial(pretrain_language, model, tokenizer, batch_size=recipe.act_batch, blur_px=recipe.blur_px)
+            labelled = [_use_labels(page) for page in [*pages, *more] if page.goals]
+            acting = train(
+                labelled,
+                steps=recipe.act_steps,
+                learning_rate=recipe.act_rate,
+                noisy=True,
+                seed=recipe.seed,
+                log=lambda line: log(f"acting {line}"),
+            )
+            tower, seeing, lines = vision.result()
+        for line in lines:
+            log(f"seeing {line}")
         read = [_use_tower(page, tower) for page in pages if page.goals]
-        reading = pretrain_language(
-            model,
-            tokenizer,
+        log(f"read {len(read)} pages")
+        reading = train(
             read,
             steps=recipe.read_steps,
-            batch_size=recipe.act_batch,
             learning_rate=recipe.read_rate,
-            blur_px=recipe.blur_px,
             noisy=False,
             seed=recipe.seed + 1,
-            stage="reading",
-            log=log,
+            log=lambda line: log(f"reading {line}"),
         )
     finally:
         torch.set_num_threads(threads)
@@ -160,6 +151,29 @@ def train_reader(recipe: ReaderRecipe, log: Callable[[str], None] = lambda line:
     return TrainedReader(
         trained.eval(), tokenizer, tower.eval(), {"seeing": seeing, "acting": acting, "reading": reading}
     )
+
+
+async def _draw_first_pages(recipe: ReaderRecipe) -> list[LabelledPage]:
+    """The pages that both parts are trained on."""
+    return await draw_pages(recipe.pages, seed=recipe.seed + 1)
+
+
+def _train_tower(recipe: ReaderRecipe) -> tuple[Tower, dict[str, float], list[str]]:
+    """The tower, the metrics of its training, and progress messages."""
+    torch.set_num_threads(1)
+    torch.manual_seed(recipe.seed)
+    tower, lines = Tower(), []
+    pages = asyncio.run(_draw_first_pages(recipe))
+    metrics = pretrain_vision(
+        tower,
+        [page.drawn for page in pages],
+        steps=recipe.see_steps,
+        batch_size=recipe.see_batch,
+        learning_rate=recipe.see_rate,
+        seed=recipe.seed,
+        log=lines.append,
+    )
+    return tower, metrics, lines
 
 
 def write_reader(trained: TrainedReader, recipe: ReaderRecipe, path: Path) -> dict[str, Any]:
@@ -175,6 +189,7 @@ def write_reader(trained: TrainedReader, recipe: ReaderRecipe, path: Path) -> di
         "recipe": asdict(recipe),
         "parameters": sum(weight.numel() for weight in weights),
         "vocabulary": len(trained.tokenizer),
+        "browser": subprocess.run([find_chromium().path, "--version"], capture_output=True, text=True).stdout.strip(),
     }
     return write_model_directory(path, save, facts, trained.figures)
 

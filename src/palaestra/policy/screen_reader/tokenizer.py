@@ -24,11 +24,17 @@ CLICK = f'{CALL}left_click", "coordinate": '
 TYPE = f'{CALL}type", "text": "'
 END_TEXT = '"}}\n</tool_call>'
 END_CLICK = "}}\n</tool_call>"
+SCROLL = f'{CALL}scroll", "pixels": '
 
 
 def press_key(name: str) -> str:
     """The reply that presses a key."""
     return f'{CALL}key", "keys": ["{name}"]}}}}\n</tool_call>'
+
+
+def scroll_down(pixels: int) -> str:
+    """The reply that scrolls down."""
+    return f"{SCROLL}{-pixels}{END_CLICK}"
 
 
 _PHRASES = (
@@ -39,7 +45,7 @@ _PHRASES = (
     END_CLICK, TYPE, f'{CALL}answer", "text": "', END_TEXT,
     *(press_key(key) for key in _KEYS),
     f'{CALL}key", "keys": ["', '"]}}\n</tool_call>', f'{CALL}wait", "time": ',
-    f'{CALL}scroll", "pixels": ', f'{CALL}hscroll", "pixels": ', ', "coordinate": ',
+    SCROLL, f'{CALL}hscroll", "pixels": ', ', "coordinate": ',
     f'{CALL}terminate", "status": "success"}}}}\n</tool_call>',
     f'{CALL}terminate", "status": "failure"}}}}\n</tool_call>',
 )  # fmt: skip

@@ -195,5 +195,5 @@ def pretrain_vision(
             if torch.isfinite(part):
                 averages[name] = 0.98 * averages.get(name, float(part.detach())) + 0.02 * float(part.detach())
         if step % 100 == 99 or step == steps - 1:
-            log(f"seeing {step + 1}/{steps}: " + ", ".join(f"{name} {value:.3f}" for name, value in averages.items()))
+            log(f"{step + 1}/{steps}: " + ", ".join(f"{name} {value:.3f}" for name, value in averages.items()))
     return averages
