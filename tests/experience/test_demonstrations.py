@@ -78,6 +78,17 @@ def test_a_directory_without_a_readable_manifest_is_refused(tmp_path, broken):
         Demonstrations(tmp_path / "d")
 
 
+def test_a_relative_path_still_names_the_directory_after_the_working_directory_has_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert DemonstrationsConfig(path="d").path == tmp_path / "d"
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.91, 1.0, float("nan")])
+def test_a_share_that_is_negative_or_leaves_next_to_no_episodes_is_refused(share):
+    with pytest.raises(ValueError, match="share"):
+        DemonstrationsConfig(share=share)
+
+
 def test_an_empty_directory_cannot_be_drawn_from(tmp_path):
     with pytest.raises(ConfigError, match="holds no demonstration"):
         DemonstrationSampler(write(tmp_path / "d", []), seed=0)

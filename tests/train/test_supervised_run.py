@@ -24,6 +24,7 @@ from palaestra.sessions.task_sampler import HELD_OUT
 from palaestra.train.demonstrations.record import draw_requests
 from palaestra.train.demonstrations.transcription import transcribe_episode, write_action
 from palaestra.train.held_out import build_policy, load_screen_policy
+from palaestra.train.model_run import ModelRun
 from palaestra.train.screen_config import screen_config_from
 from palaestra.train.screens import train_screens
 
@@ -254,6 +255,18 @@ def test_demonstrations_of_another_prompt_format_are_refused(demonstrations, tmp
     with pytest.raises(ConfigError, match="was made for another task prompt"):
         train_screens(config(demonstrations, actor={"task_prompt": "Be quick."}), root=tmp_path, run_id="x")
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "count"), [("rejection_sampling", 0.0, 2), ("grpo", 0.0, None), ("grpo", 0.1, 2)]
+)
+def test_a_weight_of_zero_leaves_out_demonstrations_only_where_it_weighs_them(
+    policy, demonstrations, name, weight, count
+):
+    given = {"path": str(demonstrations), "share": 0.2, "weight": weight}
+    settings = config(demonstrations, algorithm={"name": name}, demonstrations=given, trainer={"batch_size": 8})
+    mix = ModelRun(settings, policy).learner.demonstrations
+    assert (None if mix is None else mix.count) == count
 
 
 def test_supervised_learning_needs_demonstrations():

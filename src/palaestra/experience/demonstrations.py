@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
@@ -36,16 +36,22 @@ class DemonstrationsConfig(Section):
     """Directory that `palaestra demos record` or `demos import` wrote. null: none."""
     tasks: tuple[str, ...] = ()
     """Names of the tasks whose demonstrations are used; empty: all."""
-    share: float = Field(default=0.25, ge=0, lt=1)
+    share: float = Field(default=0.25, ge=0, le=0.9)
     """Share of demonstrations in an update beside `trainer.batch_size` episodes: 0.25 adds one for every three. No
     effect with `supervised`, which learns from nothing else."""
     weight: float = Field(default=0.1, ge=0, le=1e6)
     """Weight of the mean cross entropy of demonstrated tokens in the loss of a policy gradient (`grpo`, `ppo`). No
     effect with algorithms that imitate: there a demonstration counts as much as an accepted episode."""
 
+    @field_validator("path")
+    @classmethod
+    def _make_absolute(cls, path: Path | None) -> Path | None:
+        # A run may be resumed from another working directory.
+        return None if path is None else path.expanduser().absolute()
+
     def count_per_update(self, batch_size: int) -> int:
         """Demonstrations in an update beside `batch_size` episodes; at least one unless the share is 0."""
-        if self.path is None or self.share == 0 or self.weight == 0:
+        if self.path is None or self.share == 0:
             return 0
         return max(1, round(batch_size * self.share / (1 - self.share)))
 
