@@ -1,6 +1,7 @@
 """Demonstrations, supervised fine-tuning and what follows, with the built-in model and sessions without a browser."""
 
 import asyncio
+import json
 
 import numpy as np
 import pytest
@@ -267,6 +268,13 @@ def test_a_weight_of_zero_leaves_out_demonstrations_only_where_it_weighs_them(
     settings = config(demonstrations, algorithm={"name": name}, demonstrations=given, trainer={"batch_size": 8})
     mix = ModelRun(settings, policy).learner.demonstrations
     assert (None if mix is None else mix.count) == count
+
+
+@pytest.mark.parametrize("rank", ["four", [4], 4.5, None])
+def test_an_adapter_without_a_whole_rank_is_refused_in_one_message(tmp_path, rank):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 8}))
+    with pytest.raises(ConfigError, match="adapter"):
+        build_policy(screen_config_from({"model": {"name": "tiny", "adapter": str(tmp_path)}}))
 
 
 def test_supervised_learning_needs_demonstrations():
