@@ -270,6 +270,13 @@ def test_a_weight_of_zero_leaves_out_demonstrations_only_where_it_weighs_them(
     assert (None if mix is None else mix.count) == count
 
 
+def test_a_task_that_cannot_be_evaluated_is_refused_before_the_run_begins(gateway, demonstrations, tmp_path):
+    settings = config(demonstrations, 2, trainer={"eval_every": 2}, environment=gateway[0], tasks=[{"task": "no/such"}])
+    with pytest.raises(ConfigError, match="no/such"):
+        train_screens(settings, root=tmp_path, run_id="x")
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.mark.parametrize("rank", ["four", [4], 4.5, None])
 def test_an_adapter_without_a_whole_rank_is_refused_in_one_message(tmp_path, rank):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 8}))
