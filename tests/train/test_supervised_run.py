@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from tests.train.test_screen_loop import gateway as gateway
 from tests.train.test_screen_loop import learned, steps_of
 
 from palaestra.actor.task_runner import EpisodeRequest
-from palaestra.errors import CheckpointError, ConfigError, ExperienceError
+from palaestra.errors import CheckpointError, ConfigError, ExperienceError, SessionRefused
 from palaestra.experience.demonstrations import Demonstrations
 from palaestra.experience.trajectory import NOT_SAMPLED, Source
 from palaestra.policy.codecs.decoding import DecodedAction
@@ -22,12 +24,13 @@ from palaestra.sessions.action import Click, Drag, Point, TypeText
 from palaestra.sessions.screen import Size
 from palaestra.sessions.task import TaskRequest
 from palaestra.sessions.task_sampler import HELD_OUT
-from palaestra.train.demonstrations.record import draw_requests
+from palaestra.train.demonstrations.record import draw_requests, record_oracles
 from palaestra.train.demonstrations.transcription import transcribe_episode, write_action
 from palaestra.train.held_out import build_policy, load_screen_policy
 from palaestra.train.model_run import ModelRun
 from palaestra.train.screen_config import screen_config_from
 from palaestra.train.screens import train_screens
+from palaestra.train.supervised import ImitationRun
 
 MODEL = {"name": "tiny", "max_new_tokens": 24, "history": 1, "lora_rank": 4}
 
@@ -270,6 +273,14 @@ def test_a_weight_of_zero_leaves_out_demonstrations_only_where_it_weighs_them(
     assert (None if mix is None else mix.count) == count
 
 
+def test_a_damaged_demonstration_is_a_warning_at_the_start_of_a_run(demonstrations, policy, tmp_path):
+    copy = shutil.copytree(demonstrations, tmp_path / "d")
+    file = sorted(copy.glob("*.safetensors"))[0]
+    file.write_bytes(b"")
+    levels = dict(ImitationRun(config(copy), policy).notices())
+    assert str(file) in levels["warning"]
+
+
 def test_a_task_that_cannot_be_evaluated_is_refused_before_the_run_begins(gateway, demonstrations, tmp_path):
     settings = config(demonstrations, 2, trainer={"eval_every": 2}, environment=gateway[0], tasks=[{"task": "no/such"}])
     with pytest.raises(ConfigError, match="no/such"):
@@ -282,6 +293,29 @@ def test_an_adapter_without_a_whole_rank_is_refused_in_one_message(tmp_path, ran
     (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 8}))
     with pytest.raises(ConfigError, match="adapter"):
         build_policy(screen_config_from({"model": {"name": "tiny", "adapter": str(tmp_path)}}))
+
+
+def test_a_request_that_is_refused_leaves_no_directory(policy, tmp_path):
+    path = tmp_path / "d"
+    for more, episodes, reason in (
+        ({"tasks": []}, 1, "there is no task to record"),
+        ({"sampler": {"seeds": 2}}, 5, "hardly any of the 2 training seeds"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            record(config(path, **more), policy, path, episodes)
+    for task, reason in (("no/such", "no suite has this name"), ("click_target/none", "no such task")):
+        with pytest.raises(SessionRefused, match=reason):
+            asyncio.run(record_oracles(config(path, tasks=[{"task": task}]), policy, path, episodes=1))
+    assert not path.exists()
+
+
+def test_a_task_without_an_oracle_is_refused_before_a_browser_starts(policy, tmp_path, monkeypatch):
+    task = SimpleNamespace(oracle=None)
+    monkeypatch.setattr("palaestra.sessions.suites.make_task", lambda *_: task)
+    path = tmp_path / "d"
+    with pytest.raises(ConfigError, match=r"task = 'fake/button': the task has no oracle\. Leave it out"):
+        asyncio.run(record_oracles(config(path), policy, path, episodes=1))
+    assert not path.exists()
 
 
 def test_supervised_learning_needs_demonstrations():

@@ -16,7 +16,13 @@ from palaestra.sessions.clients.provider import SessionAddress, find_sessions
 from palaestra.telemetry import Telemetry
 from palaestra.train.distributed import FirstRankEpisodes, screen_rank_notices
 from palaestra.train.held_out import check_tasks, play_held_out
-from palaestra.train.model_run import ModelRun, SamplerPublisher, evaluation_metrics, open_demonstrations
+from palaestra.train.model_run import (
+    ModelRun,
+    SamplerPublisher,
+    damage_notices,
+    evaluation_metrics,
+    open_demonstrations,
+)
 from palaestra.train.screen_config import ScreenRunConfig
 from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
 
@@ -110,9 +116,9 @@ class ImitationRun(ModelRun):
         """The learning rate and its reason, and the demonstrations."""
         demonstrations = self._demonstrations.sampler.demonstrations
         tasks = ", ".join(f"{name} {count}" for name, count in demonstrations.count_tasks().items())
-        found = ("info", f"{len(demonstrations)} demonstrations in {demonstrations.path}: {tasks}.")
+        counts = ("info", f"{len(demonstrations)} demonstrations in {demonstrations.path}: {tasks}.")
         rate = ("info", f"{self.learner.rate.reason}.".capitalize())
-        return [rate, found, *screen_rank_notices(self._config, self._ranks)]
+        return [rate, counts, *damage_notices(demonstrations), *screen_rank_notices(self._config, self._ranks)]
 
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
         """A warning about a batch that was not learned from."""
