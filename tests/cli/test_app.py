@@ -90,3 +90,15 @@ def test_no_summary_of_a_command_is_cut_off(palaestra, monkeypatch, words):
     summaries = palaestra(*words, "--help").out.partition("Commands:")[2]
     assert summaries
     assert "..." not in summaries
+
+
+def test_an_interrupted_command_says_so_and_how_to_resume(palaestra, monkeypatch):
+    def interrupt(*_, **__):
+        interruption = KeyboardInterrupt()
+        interruption.add_note("Resume with: palaestra train --resume one")
+        raise interruption
+
+    monkeypatch.setattr("palaestra.experience.demonstrations.Demonstrations", interrupt)
+    stopped = palaestra("demos", "list", "d")
+    assert (stopped.code, stopped.out) == (130, "")
+    assert stopped.err.splitlines() == ["interrupted", "Resume with: palaestra train --resume one"]

@@ -1,5 +1,7 @@
 """`palaestra demo`: its plan is a valid configuration of tasks that exist, and it leaves a clip."""
 
+from types import SimpleNamespace
+
 import pytest
 from PIL import Image
 from tests.evaluation.test_before_after import make_pair
@@ -42,6 +44,19 @@ def test_the_clip_is_a_video_where_there_is_an_encoder_and_otherwise_a_gif(tmp_p
     monkeypatch.setattr(encoder, "require_encoder", refuse)
     with Image.open(demo.write_clip(pair, tmp_path)) as clip:
         assert clip.format == "GIF"
+
+
+def test_the_clip_is_a_gif_where_the_encoder_fails(tmp_path, monkeypatch):
+    monkeypatch.setattr(encoder, "require_encoder", lambda: "/bin/false")
+    assert demo.write_clip(make_pair(), tmp_path) == tmp_path / "before-after.gif"
+    assert [file.name for file in tmp_path.iterdir()] == ["before-after.gif"]
+
+
+def test_an_interrupted_demo_of_cartpole_is_not_evaluated(monkeypatch, capsys):
+    stopped = SimpleNamespace(interrupted=True, run=SimpleNamespace(run_id="demo-1"))
+    monkeypatch.setattr("palaestra.train.train", lambda *_, **__: stopped)
+    demo.demo("cartpole")
+    assert capsys.readouterr().out.endswith("Stopped. Resume with: palaestra train --resume demo-1\n")
 
 
 @pytest.mark.parametrize("improves", [True, False])

@@ -28,7 +28,7 @@ def demos(palaestra, tmp_path, monkeypatch):
     async def open_session():
         return OracleSession()
 
-    monkeypatch.setattr(recording, "_browser_opener", lambda stack: open_session)
+    monkeypatch.setattr(recording, "_browser_opener", lambda stack, tasks: open_session)
     (tmp_path / "ui.yaml").write_text(CONFIG)
     return lambda *words: palaestra("demos", *words)
 
@@ -56,10 +56,11 @@ def test_tasks_are_named_instead_of_a_configuration(demos):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["show", "nothing"], "holds no demonstrations.json that can be read"),
+        (["show", "nothing"], "DIR = 'nothing': holds no demonstrations.json"),
         (["record", "ui.yaml", "--output", "."], "exists and holds no demonstrations"),
         (["record", "no.yaml", "--output", "d"], "no.yaml"),
         (["record", "button", "--output", "d"], "tasks"),
+        (["record", "", "--output", "d"], "there is no task to record"),
         (["import", "nobody", "--output", "d"], "nobody"),
     ],
 )
@@ -70,9 +71,9 @@ def test_what_cannot_be_used_is_refused_in_one_line(demos, words, message):
     assert len(refused.err.strip().splitlines()) == 1
 
 
-def write_play(home, name, **changes):
+def write_play(home, name, *, readable=True, **changes):
     """A person clicks the square of `fake/button`."""
-    session, seed = OracleSession(), changes.get("seed", 5)
+    session, seed = OracleSession(), changes.get("seed") or 5
 
     async def play():
         spec = await session.reset(TaskRequest("fake/button", seed, {}))
@@ -85,7 +86,8 @@ def write_play(home, name, **changes):
     actor = "agent" if changes.get("mode") == "agent" else "human"
     writer.add(StepReport(episode=1, step=0, width=160, height=210), first.data, {})
     done = {"reward": 1.0, "episode_return": 1.0, "terminated": True, "success": True}
-    writer.add(StepReport(episode=1, step=1, action=encode(action), actor=actor, **done), step.screenshot.data, {})
+    performed = encode(action) if readable else {"kind": "dance"}
+    writer.add(StepReport(episode=1, step=1, action=performed, actor=actor, **done), step.screenshot.data, {})
     writer.finish("terminated", 1_000.0)
 
 
@@ -103,12 +105,52 @@ def test_a_play_that_a_person_solved_becomes_the_same_tokens_as_the_oracle(demos
     assert len(Demonstrations(tmp_path / "d")) == 2
 
 
+def test_a_play_is_imported_once(demos, home, tmp_path):
+    write_play(home, "play-1")
+    words = ("import", "play-1", "play-1", "--config", "ui.yaml", "--output", "d")
+    assert demos(*words).out.splitlines()[0] == "fake/button: 1 written"
+    again = demos(*words)
+    assert again.code == 1
+    assert "fake/button: 2 not kept (present: the directory holds it already)" in again.out
+    assert len(Demonstrations(tmp_path / "d")) == 1
+
+
+def test_an_interrupted_recording_says_how_many_are_kept(demos, monkeypatch, tmp_path):
+    keep = recording.keep_success
+
+    def interrupt_after_two(trajectory, key, summary, writer):
+        keep(trajectory, key, summary, writer)
+        if summary.written.total() == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(recording, "keep_success", interrupt_after_two)
+    stopped = demos("record", "ui.yaml", "--episodes", "9", "--workers", "1", "--output", "d")
+    assert stopped.code == 130
+    assert stopped.err.splitlines() == ["d holds 2 demonstrations; repeat the command to add more.", "interrupted"]
+
+
+def test_damaged_files_are_named_and_a_damaged_manifest_is_refused(demos, tmp_path):
+    demos("record", "ui.yaml", "--episodes", "2", "--output", "d")
+    file = sorted((tmp_path / "d").glob("*.safetensors"))[0]
+    file.write_bytes(file.read_bytes()[:50])
+    for command in ("show", "list"):
+        shown = demos(command, "d", "--json")
+        assert (shown.code, shown.err.startswith(f"warning: d/{file.name} is skipped: ")) == (0, True)
+    (tmp_path / "d" / "demonstrations.json").write_text("{")
+    for words, place in ((("show", "d"), "DIR"), (("record", "ui.yaml", "--output", "d"), "--output")):
+        refused = demos(*words)
+        assert refused.code == 2
+        assert f"error: {place} = 'd': its demonstrations.json cannot be read. Restore the file" in refused.err
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
         ({"mode": "agent"}, "actions of a policy"),
         ({"seed": 1_000_000_001}, "reserved for evaluation"),
+        ({"seed": None}, "has no seed"),
         ({"kind": "gymnasium"}, "is not a screen task"),
+        ({"readable": False}, "EPISODE = 'play-1': has an action that cannot be performed (action.kind = 'dance'"),
     ],
 )
 def test_a_play_that_is_no_demonstration_is_refused(demos, home, changes, reason):

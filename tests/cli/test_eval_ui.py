@@ -4,9 +4,13 @@ import json
 from pathlib import Path
 
 from PIL import Image
+from tests.learner.trajectories.toy import episode
 from tests.train.test_session_servers import config as screen_config
 from tests.train.test_session_servers import server_process
 
+from palaestra.cli.eval_ui import _load_pair, _short_names
+from palaestra.evaluation import ScreenComparison, ScreenEvaluation
+from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.train.screens import train_screens
 
 
@@ -26,3 +30,20 @@ def test_a_comparison_of_two_checkpoints_leaves_a_picture_beside_its_report(pala
         assert drawn.format == "PNG"
     assert document["comparison"]["pairs"] == 3
     assert "picture" not in json.loads(alone.out)
+
+
+def test_a_comparison_whose_recorded_episode_was_lost_has_no_picture(tmp_path):
+    scores = ScreenEvaluation.from_episodes([episode()])
+    for name in ("a", "b"):
+        TrajectoryArchive(tmp_path / name).append(episode())
+    comparison, directories = ScreenComparison(scores, scores), (tmp_path / "a", tmp_path / "b")
+    assert _load_pair(comparison, *directories, ("A", "B")).names == ("B", "A")
+    next(directories[1].glob("*.safetensors")).write_bytes(b"")
+    assert _load_pair(comparison, *directories, ("A", "B")) is None
+
+
+def test_checkpoints_are_named_by_run_and_update_from_any_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "run-1" / "attempt_1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "run-1" / "attempt_1")
+    names = _short_names(Path("checkpoints/update_2"), Path("elsewhere"))
+    assert names == ("A, run-1 update_2", "B, elsewhere")

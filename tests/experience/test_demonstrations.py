@@ -1,5 +1,6 @@
 """Directories of demonstrations: what they hold, what they refuse, and the order they are drawn in."""
 
+import errno
 import json
 
 import pytest
@@ -76,6 +77,58 @@ def test_a_directory_without_a_readable_manifest_is_refused(tmp_path, broken):
         manifest.write_text("{" if broken == "text" else json.dumps({"schema": 99}))
     with pytest.raises(ConfigError, match=r"demonstrations.path"):
         Demonstrations(tmp_path / "d")
+
+
+def test_a_truncated_file_is_named_and_left_out_and_an_altered_one_is_refused_with_a_remedy(tmp_path):
+    made = write(tmp_path / "d", [demonstration(1), demonstration(2)])
+    first, second = (tmp_path / "d" / entry.file for entry in made.entries)
+    first.write_bytes(first.read_bytes()[:100])
+    second.write_bytes(second.read_bytes().replace(b"toy/add", b"toy/sub"))
+    damaged = Demonstrations(tmp_path / "d")
+    assert len(damaged) == 1
+    ((file, reason),) = damaged.damaged.items()
+    assert (file, reason.startswith("cannot be read as a trajectory")) == (first, True)
+    with pytest.raises(ExperienceError, match=r"its digest differs\. Restore the file, or delete it"):
+        damaged.load(damaged.entries[0])
+
+
+def test_facts_of_a_manifest_that_are_no_object_are_ignored(tmp_path):
+    made = write(tmp_path / "d", [])
+    (tmp_path / "d" / MANIFEST).write_text(json.dumps({**made.manifest, "about": [1]}))
+    assert Demonstrations(tmp_path / "d").about == {}
+
+
+@pytest.mark.parametrize("name", ["file/d", "x" * 300])
+def test_a_directory_that_cannot_be_written_is_refused(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"--output = .* cannot be written \(.*\)\. Name another directory"):
+        DemonstrationWriter(tmp_path / name, {"codec": "toy"})
+
+
+def test_a_full_disk_keeps_what_was_written(tmp_path, monkeypatch):
+    writer = DemonstrationWriter(tmp_path / "d", {"codec": "toy"})
+    writer.add(demonstration(1))
+
+    def fail(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Trajectory, "save", fail)
+    with pytest.raises(
+        ExperienceError, match=r"cannot be written \(No space left on device\)\. What was written before"
+    ):
+        writer.add(demonstration(2))
+    assert len(Demonstrations(tmp_path / "d")) == 1
+
+
+def test_a_relative_path_still_names_the_directory_after_the_working_directory_has_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert DemonstrationsConfig(path="d").path == tmp_path / "d"
+
+
+@pytest.mark.parametrize("share", [-0.1, 0.91, 1.0, float("nan")])
+def test_a_share_that_is_negative_or_leaves_next_to_no_episodes_is_refused(share):
+    with pytest.raises(ValueError, match="share"):
+        DemonstrationsConfig(share=share)
 
 
 def test_an_empty_directory_cannot_be_drawn_from(tmp_path):

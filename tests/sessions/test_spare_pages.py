@@ -243,3 +243,26 @@ def test_a_browser_that_is_replaced_takes_its_spare_pages_with_it():
             await shared.stop()
 
     assert asyncio.run(play()) == (7, 2)
+
+
+def test_a_page_that_is_ready_when_its_request_is_cancelled_is_closed():
+    closed = []
+
+    async def close(page):
+        closed.append(page)
+
+    async def create():
+        return "page"
+
+    async def cancel_in_time():
+        pages = SparePages(1, close, lambda page: True, selective=False)
+        pages.prepare("task", create)
+        spare = pages._pages["task"].page
+        request = asyncio.create_task(pages.take("task"))
+        spare.add_done_callback(lambda _: request.cancel())  # before the request is resumed with the page
+        with pytest.raises(asyncio.CancelledError):
+            await request
+        await pages.settle()
+
+    asyncio.run(cancel_in_time())
+    assert closed == ["page"]

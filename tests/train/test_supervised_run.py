@@ -1,6 +1,9 @@
 """Demonstrations, supervised fine-tuning and what follows, with the built-in model and sessions without a browser."""
 
 import asyncio
+import json
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +15,7 @@ from tests.train.test_screen_loop import gateway as gateway
 from tests.train.test_screen_loop import learned, steps_of
 
 from palaestra.actor.task_runner import EpisodeRequest
-from palaestra.errors import CheckpointError, ConfigError, ExperienceError
+from palaestra.errors import CheckpointError, ConfigError, ExperienceError, SessionRefused
 from palaestra.experience.demonstrations import Demonstrations
 from palaestra.experience.trajectory import NOT_SAMPLED, Source
 from palaestra.policy.codecs.decoding import DecodedAction
@@ -21,11 +24,13 @@ from palaestra.sessions.action import Click, Drag, Point, TypeText
 from palaestra.sessions.screen import Size
 from palaestra.sessions.task import TaskRequest
 from palaestra.sessions.task_sampler import HELD_OUT
-from palaestra.train.demonstrations.record import draw_requests
+from palaestra.train.demonstrations.record import draw_requests, record_oracles
 from palaestra.train.demonstrations.transcription import transcribe_episode, write_action
 from palaestra.train.held_out import build_policy, load_screen_policy
+from palaestra.train.model_run import ModelRun
 from palaestra.train.screen_config import screen_config_from
 from palaestra.train.screens import train_screens
+from palaestra.train.supervised import ImitationRun
 
 MODEL = {"name": "tiny", "max_new_tokens": 24, "history": 1, "lora_rank": 4}
 
@@ -254,6 +259,63 @@ def test_demonstrations_of_another_prompt_format_are_refused(demonstrations, tmp
     with pytest.raises(ConfigError, match="was made for another task prompt"):
         train_screens(config(demonstrations, actor={"task_prompt": "Be quick."}), root=tmp_path, run_id="x")
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "weight", "count"), [("rejection_sampling", 0.0, 2), ("grpo", 0.0, None), ("grpo", 0.1, 2)]
+)
+def test_a_weight_of_zero_leaves_out_demonstrations_only_where_it_weighs_them(
+    policy, demonstrations, name, weight, count
+):
+    given = {"path": str(demonstrations), "share": 0.2, "weight": weight}
+    settings = config(demonstrations, algorithm={"name": name}, demonstrations=given, trainer={"batch_size": 8})
+    mix = ModelRun(settings, policy).learner.demonstrations
+    assert (None if mix is None else mix.count) == count
+
+
+def test_a_damaged_demonstration_is_a_warning_at_the_start_of_a_run(demonstrations, policy, tmp_path):
+    copy = shutil.copytree(demonstrations, tmp_path / "d")
+    file = sorted(copy.glob("*.safetensors"))[0]
+    file.write_bytes(b"")
+    levels = dict(ImitationRun(config(copy), policy).notices())
+    assert str(file) in levels["warning"]
+
+
+def test_a_task_that_cannot_be_evaluated_is_refused_before_the_run_begins(gateway, demonstrations, tmp_path):
+    settings = config(demonstrations, 2, trainer={"eval_every": 2}, environment=gateway[0], tasks=[{"task": "no/such"}])
+    with pytest.raises(ConfigError, match="no/such"):
+        train_screens(settings, root=tmp_path, run_id="x")
+    assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize("rank", ["four", [4], 4.5, None])
+def test_an_adapter_without_a_whole_rank_is_refused_in_one_message(tmp_path, rank):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": rank, "lora_alpha": 8}))
+    with pytest.raises(ConfigError, match="adapter"):
+        build_policy(screen_config_from({"model": {"name": "tiny", "adapter": str(tmp_path)}}))
+
+
+def test_a_request_that_is_refused_leaves_no_directory(policy, tmp_path):
+    path = tmp_path / "d"
+    for more, episodes, reason in (
+        ({"tasks": []}, 1, "there is no task to record"),
+        ({"sampler": {"seeds": 2}}, 5, "hardly any of the 2 training seeds"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            record(config(path, **more), policy, path, episodes)
+    for task, reason in (("no/such", "no suite has this name"), ("click_target/none", "no such task")):
+        with pytest.raises(SessionRefused, match=reason):
+            asyncio.run(record_oracles(config(path, tasks=[{"task": task}]), policy, path, episodes=1))
+    assert not path.exists()
+
+
+def test_a_task_without_an_oracle_is_refused_before_a_browser_starts(policy, tmp_path, monkeypatch):
+    task = SimpleNamespace(oracle=None)
+    monkeypatch.setattr("palaestra.sessions.suites.make_task", lambda *_: task)
+    path = tmp_path / "d"
+    with pytest.raises(ConfigError, match=r"task = 'fake/button': the task has no oracle\. Leave it out"):
+        asyncio.run(record_oracles(config(path), policy, path, episodes=1))
+    assert not path.exists()
 
 
 def test_supervised_learning_needs_demonstrations():

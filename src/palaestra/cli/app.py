@@ -133,8 +133,19 @@ COMMANDS: Mapping[str, str | Group] = {
 }
 
 
+class _Interrupted(BaseException):
+    """A command was interrupted; its cause is the `KeyboardInterrupt`."""
+
+
 class _OrderedGroup(TyperGroup):
     """Lists commands in the order of the table; typer lists groups last."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            # Typer would turn it into an exit code, without a message and without its notes.
+            raise _Interrupted from interrupt
 
     def list_commands(self, ctx: Any) -> list[str]:
         return [name for name in COMMANDS if name in self.commands]
@@ -272,9 +283,9 @@ def main() -> None:
         if not getattr(error, "known_to_all", False) or os.environ.get("RANK", "0") == "0":
             _print_error(str(error), error)
         sys.exit(1)
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, _Interrupted) as error:
         print("interrupted", file=sys.stderr)
-        _print_resume_hint(error)
+        _print_resume_hint(error.__cause__ if isinstance(error, _Interrupted) else error)
         sys.exit(130)
     except BrokenPipeError:
         # The reader (head, less) closed the pipe; Python would report it again while closing stdout.

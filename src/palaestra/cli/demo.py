@@ -126,22 +126,22 @@ def _print_results(report: ScreenReport, directory: Path) -> None:
 
 
 def write_clip(pair: EpisodePair, directory: Path) -> Path:
-    """Write the clip of an episode before and after training: an MP4, or a GIF where no ffmpeg is installed."""
+    """Write the clip of an episode before and after training: an MP4, or a GIF where no ffmpeg can write one."""
+    import numpy as np
+
     from palaestra.evaluation.before_after import draw_frames, write_gif
     from palaestra.runs.video.encoder import Encoder, require_encoder
 
     try:
         require_encoder()
+        with Encoder(directory / "before-after.mp4", fps=CLIP_FPS) as encoder:
+            for picture, seconds in draw_frames(pair):
+                for _ in range(round(seconds * CLIP_FPS)):
+                    encoder.add(np.asarray(picture))
+            return encoder.finish()
     except ConfigError:
         write_gif(pair, directory / "before-after.gif")
         return directory / "before-after.gif"
-    import numpy as np
-
-    with Encoder(directory / "before-after.mp4", fps=CLIP_FPS) as encoder:
-        for picture, seconds in draw_frames(pair):
-            for _ in range(round(seconds * CLIP_FPS)):
-                encoder.add(np.asarray(picture))
-        return encoder.finish()
 
 
 def _train_on_cartpole() -> None:
@@ -152,6 +152,9 @@ def _train_on_cartpole() -> None:
 
     config = config_from(CARTPOLE)
     result = train(config, root=Home.default().runs, run_id=new_run_id(config.name), argv=sys.argv)
+    if result.interrupted:
+        print(f"Stopped. Resume with: palaestra train --resume {result.run.run_id}")
+        return
     print("100 episodes on seeds that training did not use:")
     start = result.run.attempts()[-1].checkpoints / "update_00000000"
     for name, checkpoint in (("before", start), ("after", result.checkpoint)):

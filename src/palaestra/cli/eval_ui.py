@@ -118,24 +118,32 @@ def evaluate_on_screens(
 def _load_pair(
     comparison: ScreenComparison, directory: Path, other_directory: Path, names: tuple[str, str]
 ) -> EpisodePair | None:
-    """The episodes for the picture; None without pairs. `names` are those of the checkpoint and of the other."""
+    """The episodes for the picture; None without pairs, or if a file cannot be read.
+
+    `names` are those of the checkpoint and of the other.
+    """
     from palaestra.evaluation.before_after import EpisodePair, choose_pair
     from palaestra.experience.trajectory_archive import TrajectoryArchive
 
     chosen = choose_pair(comparison)
     if chosen is None:
         return None
-    after, before = (
-        next(archive.load(recorded for recorded in archive.entries() if recorded.episode_id == entry.episode_id))
-        for archive, entry in zip(map(TrajectoryArchive, (directory, other_directory)), chosen, strict=True)
-    )
+    loaded = []
+    for path, entry in zip((directory, other_directory), chosen, strict=True):
+        archive = TrajectoryArchive(path)
+        same = [recorded for recorded in archive.entries() if recorded.episode_id == entry.episode_id]
+        loaded += list(archive.load(same))[:1]
+    if len(loaded) < 2:
+        return None
+    after, before = loaded
     return EpisodePair(before, after, (names[1], names[0]))
 
 
 def _short_names(path: Path, other: Path) -> tuple[str, str]:
     """Names of two checkpoints that fit above a row of screens: run and update."""
+    places = path.absolute(), other.absolute()
     name, other_name = (
-        f"{one.parents[2].name} {one.name}" if one.parent.name == "checkpoints" else one.name for one in (path, other)
+        f"{one.parents[2].name} {one.name}" if one.parent.name == "checkpoints" else one.name for one in places
     )
     return f"A, {name}", f"B, {other_name}"
 

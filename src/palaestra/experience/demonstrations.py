@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from palaestra.config import Section
 from palaestra.errors import CheckpointError, ConfigError, ExperienceError
@@ -36,16 +37,22 @@ class DemonstrationsConfig(Section):
     """Directory that `palaestra demos record` or `demos import` wrote. null: none."""
     tasks: tuple[str, ...] = ()
     """Names of the tasks whose demonstrations are used; empty: all."""
-    share: float = Field(default=0.25, ge=0, lt=1)
+    share: float = Field(default=0.25, ge=0, le=0.9)
     """Share of demonstrations in an update beside `trainer.batch_size` episodes: 0.25 adds one for every three. No
     effect with `supervised`, which learns from nothing else."""
     weight: float = Field(default=0.1, ge=0, le=1e6)
     """Weight of the mean cross entropy of demonstrated tokens in the loss of a policy gradient (`grpo`, `ppo`). No
     effect with algorithms that imitate: there a demonstration counts as much as an accepted episode."""
 
+    @field_validator("path")
+    @classmethod
+    def _make_absolute(cls, path: Path | None) -> Path | None:
+        # A run may be resumed from another working directory.
+        return None if path is None else path.expanduser().absolute()
+
     def count_per_update(self, batch_size: int) -> int:
         """Demonstrations in an update beside `batch_size` episodes; at least one unless the share is 0."""
-        if self.path is None or self.share == 0 or self.weight == 0:
+        if self.path is None or self.share == 0:
             return 0
         return max(1, round(batch_size * self.share / (1 - self.share)))
 
@@ -53,22 +60,21 @@ class DemonstrationsConfig(Section):
 class Demonstrations:
     """A directory of demonstrations."""
 
-    def __init__(self, path: Path, *, tasks: Sequence[str] = ()) -> None:
-        """`tasks`: use only the demonstrations of these tasks."""
-        manifest = read_json(path / MANIFEST)
-        if manifest is None:
-            remedy = "Record some: palaestra demos record CONFIG --episodes 100 --output DIR"
-            raise ConfigError("demonstrations.path", str(path), f"holds no {MANIFEST} that can be read", remedy)
-        if manifest.get("schema") != SCHEMA or not isinstance(manifest.get("prompt_format"), dict):
-            reason = f"its manifest has schema {manifest.get('schema')!r}; this version reads {SCHEMA}"
-            raise ConfigError("demonstrations.path", str(path), reason, "Record the demonstrations again")
-        self.path, self.manifest = path, manifest
-        every = TrajectoryArchive(path).entries()
-        missing = [name for name in tasks if all(entry.task != name for entry in every)]
+    def __init__(self, path: Path, *, tasks: Sequence[str] = (), place: str = "demonstrations.path") -> None:
+        """`tasks`: use only the demonstrations of these tasks. `place`: where the path is from, for messages."""
+        self.path, self.manifest = path, _read_manifest(path, place)
+        archive = TrajectoryArchive(path)
+        try:
+            entries = archive.entries()
+        except OSError as error:
+            raise ConfigError(place, str(path), f"cannot be read ({error.strerror})") from None
+        self.damaged = {path / name: reason.removeprefix(f"{path / name} ") for name, reason in archive.damaged.items()}
+        """Files that cannot be read, and the reasons. They are not among the demonstrations."""
+        missing = [name for name in tasks if all(entry.task != name for entry in entries)]
         if missing:
-            names = ", ".join(sorted({entry.task for entry in every})) or "none"
+            names = ", ".join(sorted({entry.task for entry in entries})) or "none"
             raise ConfigError("demonstrations.tasks", missing[0], "no demonstration of it", f"There are: {names}")
-        self.entries = [entry for entry in every if not tasks or entry.task in tasks]
+        self.entries = [entry for entry in entries if not tasks or entry.task in tasks]
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -77,6 +83,12 @@ class Demonstrations:
     def prompt_format(self) -> dict[str, Any]:
         """The prompt format of the model that they were written for."""
         return dict(self.manifest["prompt_format"])
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Further facts of the manifest, such as the source and the model."""
+        facts = self.manifest.get("about")
+        return dict(facts) if isinstance(facts, dict) else {}
 
     @property
     def fingerprint(self) -> str:
@@ -96,12 +108,17 @@ class Demonstrations:
 
     def load(self, entry: TrajectoryEntry) -> Trajectory:
         """A demonstration; `ExperienceError` if its file is damaged or holds a sampled episode."""
+        file, remedy = self.path / entry.file, "Restore the file, or delete it and start a new run."
         try:
-            trajectory = Trajectory.load(self.path / entry.file)
+            trajectory = Trajectory.load(file)
         except OSError as error:
-            raise ExperienceError(f"demonstration {entry.file} cannot be read ({error.strerror}).") from None
+            raise ExperienceError(f"demonstration {file} cannot be read ({error.strerror}). {remedy}") from None
+        except ExperienceError as error:
+            raise ExperienceError(f"{error} {remedy}") from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ExperienceError(f"demonstration {file} holds wrong values ({error}). {remedy}") from None
         if trajectory.source is not Source.DEMONSTRATION:
-            raise ExperienceError(f"{self.path / entry.file} is not a demonstration: a policy sampled it.")
+            raise ExperienceError(f"{file} is not a demonstration: a policy sampled it.")
         return trajectory
 
 
@@ -111,20 +128,23 @@ class DemonstrationWriter:
     def __init__(self, path: Path, prompt_format: Mapping[str, Any], *, about: Mapping[str, Any] | None = None) -> None:
         """`about`: further facts for the manifest of a new directory, as plain JSON."""
         own = json.loads(json.dumps(prompt_format))
-        if (path / MANIFEST).exists():
-            present = Demonstrations(path)
-            difference = find_format_difference(present.prompt_format, own)
-            if difference:
-                raise ConfigError("--output", str(path), difference, "Name a new directory")
-        elif path.exists() and (not path.is_dir() or any(path.iterdir())):
-            raise ConfigError("--output", str(path), "exists and holds no demonstrations", "Name a new directory")
-        else:
-            try:
+        try:
+            if (path / MANIFEST).exists():
+                present = Demonstrations(path, place="--output")
+                difference = find_format_difference(present.prompt_format, own)
+                if difference:
+                    raise ConfigError("--output", str(path), difference, "Name a new directory")
+                if not os.access(path, os.W_OK):
+                    raise ConfigError("--output", str(path), "cannot be written", "Name a new directory")
+            elif path.exists() and (not path.is_dir() or any(path.iterdir())):
+                raise ConfigError("--output", str(path), "exists and holds no demonstrations", "Name a new directory")
+            else:
                 path.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError("--output", str(path), f"cannot be written ({error.strerror})") from None
-            document = {"schema": SCHEMA, "prompt_format": own, "fingerprint": format_fingerprint(own)}
-            write_json(path / MANIFEST, {**document, "about": dict(about or {})})
+                document = {"schema": SCHEMA, "prompt_format": own, "fingerprint": format_fingerprint(own)}
+                write_json(path / MANIFEST, {**document, "about": dict(about or {})})
+        except OSError as error:
+            reason = f"cannot be written ({error.strerror})"
+            raise ConfigError("--output", str(path), reason, "Name another directory") from None
         self._archive = TrajectoryArchive(path)
 
     def add(self, trajectory: Trajectory) -> TrajectoryEntry:
@@ -132,7 +152,11 @@ class DemonstrationWriter:
         is_demonstration = trajectory.source is Source.DEMONSTRATION
         if not is_demonstration or not trajectory.turns or not all(turn.is_demonstration for turn in trajectory.turns):
             raise ExperienceError(f"episode {trajectory.episode_id} is not a demonstration.")
-        return self._archive.append(trajectory)
+        try:
+            return self._archive.append(trajectory)
+        except OSError as error:
+            text = f"{self._archive.directory} cannot be written ({error.strerror})."
+            raise ExperienceError(f"{text} What was written before is kept; repeat the command to add more.") from None
 
 
 class DemonstrationSampler:
@@ -180,6 +204,22 @@ class DemonstrationSampler:
         order = sorted(self._entries)
         random.Random(f"demonstrations {self._seed} {self._epoch}").shuffle(order)
         return order
+
+
+def _read_manifest(path: Path, place: str) -> dict[str, Any]:
+    manifest = read_json(path / MANIFEST)
+    if manifest is None and (path / MANIFEST).is_file():
+        remedy = "Restore the file, or record the demonstrations again in a new directory"
+        raise ConfigError(place, str(path), f"its {MANIFEST} cannot be read", remedy)
+    if manifest is None:
+        remedy = "Check the path, or record some: palaestra demos record CONFIG --episodes 100 --output DIR"
+        raise ConfigError(place, str(path), f"holds no {MANIFEST}", remedy)
+    if manifest.get("schema") != SCHEMA:
+        reason = f"its manifest has schema {manifest.get('schema')!r}; this version reads {SCHEMA}"
+        raise ConfigError(place, str(path), reason, "Record the demonstrations again")
+    if not isinstance(manifest.get("prompt_format"), dict):
+        raise ConfigError(place, str(path), "its manifest has no prompt format", "Record the demonstrations again")
+    return manifest
 
 
 def format_fingerprint(prompt_format: Mapping[str, Any]) -> str:

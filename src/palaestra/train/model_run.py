@@ -145,9 +145,16 @@ def open_demonstrations(config: ScreenRunConfig, policy: Any) -> DemonstrationSa
     return DemonstrationSampler(demonstrations, seed=config.trainer.seed)
 
 
+def damage_notices(demonstrations: Demonstrations) -> list[tuple[str, str]]:
+    """A warning about each file of a directory that cannot be read."""
+    return [("warning", f"{file} is skipped: {reason}") for file, reason in demonstrations.damaged.items()]
+
+
 def _mix_demonstrations(config: ScreenRunConfig, policy: Any) -> DemonstrationMix | None:
     """The demonstrations beside the episodes of a run; None if there are none or they are all it learns from."""
+    algorithm = make_algorithm(config.algorithm, "trajectories")
     count = config.demonstrations.count_per_update(config.trainer.batch_size)
-    if not count or make_algorithm(config.algorithm, "trajectories").from_demonstrations:
+    has_effect = algorithm.supervised or config.demonstrations.weight > 0
+    if not count or not has_effect or algorithm.from_demonstrations:
         return None
     return DemonstrationMix(open_demonstrations(config, policy), count, config.demonstrations.weight)

@@ -192,9 +192,15 @@ def _resolve_adapter(model: ModelConfig) -> ModelConfig:
         path = checkpoint.resolve() / "policy"
     settings = read_json(path / ADAPTER_CONFIG) or {}
     # Keys that are given must agree with the adapter, which the model checks.
-    keys = {"lora_rank": settings.get("r"), "lora_alpha": settings.get("lora_alpha")}
-    own = {key: int(value) for key, value in keys.items() if key not in model.model_fields_set and value is not None}
+    keys: dict[str, Any] = {"lora_rank": settings.get("r"), "lora_alpha": settings.get("lora_alpha")}
+    given = model.model_fields_set
+    # A value that is not a whole number is left to the model as well.
+    own = {key: int(value) for key, value in keys.items() if key not in given and _is_whole(value)}
     return model.model_copy(update={"adapter": path, **own})
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
 
 
 def _find_run_checkpoint(name: str) -> Path:

@@ -37,7 +37,7 @@ from palaestra.telemetry import EpisodeSummary, Telemetry
 from palaestra.train.config import make_algorithm
 from palaestra.train.distributed import FirstRankEpisodes, divide_model, is_divided, place_sampler, screen_rank_notices
 from palaestra.train.held_out import build_policy, check_tasks, play_held_out
-from palaestra.train.model_run import ModelRun, SamplerPublisher, evaluation_metrics
+from palaestra.train.model_run import ModelRun, SamplerPublisher, damage_notices, evaluation_metrics
 from palaestra.train.run import RunComponents, TrainingResult
 from palaestra.train.run import train as run
 from palaestra.train.screen_config import ScreenRunConfig
@@ -179,9 +179,12 @@ class _ScreenRun(ModelRun):
         )
 
     def notices(self) -> Sequence[tuple[str, str]]:
-        """The learning rate and its reason, and warnings about the tasks."""
-        rate = ("info", f"{self.learner.rate.reason}.".capitalize())
-        return [rate, *screen_rank_notices(self._config, self._ranks), *(("warning", text) for text in self._warnings)]
+        """The learning rate and its reason, and warnings about damaged demonstrations and the tasks."""
+        notices = [("info", f"{self.learner.rate.reason}.".capitalize())]
+        if self.learner.demonstrations is not None:
+            notices += damage_notices(self.learner.demonstrations.sampler.demonstrations)
+        notices += screen_rank_notices(self._config, self._ranks)
+        return notices + [("warning", text) for text in self._warnings]
 
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
         """Warnings about batches that were not learned from, and about replaced sampler processes."""

@@ -12,11 +12,17 @@ from typing import Any
 from palaestra.experience.demonstrations import DemonstrationSampler
 from palaestra.experience.trajectory import Trajectory
 from palaestra.files.run_directory import Attempt
-from palaestra.sessions.clients.provider import find_sessions
+from palaestra.sessions.clients.provider import SessionAddress, find_sessions
 from palaestra.telemetry import Telemetry
 from palaestra.train.distributed import FirstRankEpisodes, screen_rank_notices
 from palaestra.train.held_out import check_tasks, play_held_out
-from palaestra.train.model_run import ModelRun, SamplerPublisher, evaluation_metrics, open_demonstrations
+from palaestra.train.model_run import (
+    ModelRun,
+    SamplerPublisher,
+    damage_notices,
+    evaluation_metrics,
+    open_demonstrations,
+)
 from palaestra.train.screen_config import ScreenRunConfig
 from palaestra.transport.source import Batch, ExperienceSource, SavedState, Timing, TrainingProgress
 
@@ -76,6 +82,9 @@ class ImitationRun(ModelRun):
         if self._ranks.size > 1:
             self.source = FirstRankEpisodes(self._demonstrations, self._ranks)
         self.publisher = SamplerPublisher(policy, None)
+        if config.trainer.eval_every:
+            # A task that cannot be loaded would otherwise end the run at its first evaluation.
+            self._ranks.run(self._check_tasks)
 
     def open(self, attempt: Attempt, telemetry: Telemetry, stop: Callable[[], bool]) -> None:
         """Publish the first weights, for evaluations."""
@@ -86,22 +95,30 @@ class ImitationRun(ModelRun):
         """Success rate and return on held-out seeds, in sessions that are opened for this evaluation."""
         config = self._config
         with ExitStack() as stack:
-            address = find_sessions(
-                config.environment,
-                stack,
-                actors=config.actor_pool.target_concurrent_actors,
-                session_type=config.actor.session_type,
-            )
+            address = self._find_sessions(stack)
             check_tasks(config, address)
             return evaluation_metrics(play_held_out(config, self._policy, address, episodes=config.evaluation.episodes))
+
+    def _check_tasks(self) -> None:
+        if self._ranks.is_first:
+            with ExitStack() as stack:
+                check_tasks(self._config, self._find_sessions(stack))
+
+    def _find_sessions(self, stack: ExitStack) -> SessionAddress:
+        return find_sessions(
+            self._config.environment,
+            stack,
+            actors=self._config.actor_pool.target_concurrent_actors,
+            session_type=self._config.actor.session_type,
+        )
 
     def notices(self) -> Sequence[tuple[str, str]]:
         """The learning rate and its reason, and the demonstrations."""
         demonstrations = self._demonstrations.sampler.demonstrations
         tasks = ", ".join(f"{name} {count}" for name, count in demonstrations.count_tasks().items())
-        found = ("info", f"{len(demonstrations)} demonstrations in {demonstrations.path}: {tasks}.")
+        counts = ("info", f"{len(demonstrations)} demonstrations in {demonstrations.path}: {tasks}.")
         rate = ("info", f"{self.learner.rate.reason}.".capitalize())
-        return [rate, found, *screen_rank_notices(self._config, self._ranks)]
+        return [rate, counts, *damage_notices(demonstrations), *screen_rank_notices(self._config, self._ranks)]
 
     def warnings(self, metrics: dict[str, float]) -> Sequence[str]:
         """A warning about a batch that was not learned from."""

@@ -204,6 +204,21 @@ def test_a_learner_continues_with_the_same_demonstrations(tmp_path):
     assert torch.equal(other.table, policy.table)
 
 
+@pytest.mark.parametrize("algorithm", [RejectionSampling(), GRPO(group_size=2)])
+def test_demonstrations_do_not_hide_that_every_episode_is_refused(tmp_path, algorithm):
+    policy, learner = mixed_learner(tmp_path, algorithm)
+    rng = np.random.default_rng(0)
+
+    def update():
+        forged = [replace(one, temperature=7.0) for one in played(policy, 2, rng, "g")]
+        learner.temperature = 1.0
+        return learner.update(forged)
+
+    assert [update()["batches_refused"] for _ in range(2)] == [1.0, 2.0]
+    with pytest.raises(ExperienceError, match=r"3 batches in a row.*temperature 7.*see docs/algorithms\.md"):
+        update()
+
+
 def test_a_failed_update_draws_the_same_demonstrations_again(tmp_path):
     _, learner = mixed_learner(tmp_path, RejectionSampling())
     position = learner.demonstrations.sampler.state()

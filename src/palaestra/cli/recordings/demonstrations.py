@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,6 +14,7 @@ from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
+    from palaestra.experience.demonstrations import Demonstrations
     from palaestra.train.demonstrations.record import RecordingSummary
     from palaestra.train.screen_config import ScreenRunConfig
 
@@ -66,7 +68,11 @@ def record_command(
             workers=workers,
             on_finished=lambda finished: update(finished, episodes),
         )
-        summary = asyncio.run(playing)
+        try:
+            summary = asyncio.run(playing)
+        except KeyboardInterrupt:
+            _print_kept(output)
+            raise
     _print_summary(summary, output, as_json)
 
 
@@ -106,40 +112,36 @@ def list_command(
     as_json: JsonOption = False,
 ) -> None:
     """List demonstrations, oldest first."""
-    from palaestra.experience.demonstrations import Demonstrations
-
-    entries = [entry for entry in Demonstrations(directory).entries if task in entry.task]
+    entries = [entry for entry in _open_directory(directory).entries if task in entry.task]
     if as_json:
         print_json([entry.facts() for entry in entries])
         return
     rows = [(entry.task, str(entry.seed), f"{entry.steps}", shorten(entry.instruction, 60)) for entry in entries]
     if rows:
         titles = ("TASK", "SEED", "STEPS", "INSTRUCTION")
-        print("\n".join(format_columns([titles, *rows], align_right=(False, True, True, False))))
+        print(sanitize_table(format_columns([titles, *rows], align_right=(False, True, True, False))))
 
 
 def show_command(directory: DirectoryArgument, as_json: JsonOption = False) -> None:
     """Show the tasks of demonstrations, and their model."""
-    from palaestra.experience.demonstrations import Demonstrations
-
-    found = Demonstrations(directory)
+    demonstrations = _open_directory(directory)
     steps: dict[str, list[int]] = {}
-    for entry in found.entries:
+    for entry in demonstrations.entries:
         steps.setdefault(entry.task, []).append(entry.steps)
     tasks = {name: {"demonstrations": len(own), "steps": sum(own)} for name, own in sorted(steps.items())}
     if as_json:
-        facts = {"directory": str(directory), "demonstrations": len(found), "tasks": tasks}
-        print_json({**facts, "fingerprint": found.fingerprint, **found.manifest})
+        facts = {"directory": str(directory), "demonstrations": len(demonstrations), "tasks": tasks}
+        print_json({**facts, "fingerprint": demonstrations.fingerprint, **demonstrations.manifest})
         return
     rows = [
         (name, str(own["demonstrations"]), f"{own['steps'] / own['demonstrations']:.1f}") for name, own in tasks.items()
     ]
     titles = ("TASK", "DEMONSTRATIONS", "MEAN STEPS")
-    print("\n".join(format_columns([titles, *rows], align_right=(False, True, True))))
-    about, written_for = found.manifest.get("about", {}), found.prompt_format
-    details = [("total", str(len(found))), ("model", about.get("model", "")), ("source", about.get("source", ""))]
-    details += [(key, str(written_for.get(key, ""))) for key in ("codec", "history", "picture_rule")]
-    details.append(("fingerprint", found.fingerprint[:12]))
+    print(sanitize_table(format_columns([titles, *rows], align_right=(False, True, True))))
+    details = [("total", str(len(demonstrations)))]
+    details += [(key, demonstrations.about.get(key, "")) for key in ("model", "source")]
+    details += [(key, demonstrations.prompt_format.get(key, "")) for key in ("codec", "history", "picture_rule")]
+    details.append(("fingerprint", demonstrations.fingerprint[:12]))
     print("\n" + sanitize_table(format_columns([(key, str(value)) for key, value in details])))
 
 
@@ -164,6 +166,25 @@ def _read_config(source: str, model: str, overrides: list[str], output: Path) ->
     require_transformers(data)
     # A configuration for supervised learning may name a directory that does not exist yet.
     return screen_config_from({**data, "demonstrations": {"path": str(output)}})
+
+
+def _open_directory(directory: Path) -> Demonstrations:
+    """The demonstrations in a directory, after a warning about each file that cannot be read."""
+    from palaestra.experience.demonstrations import Demonstrations
+
+    demonstrations = Demonstrations(directory, place="DIR")
+    for file, reason in demonstrations.damaged.items():
+        print(sanitize_line(f"warning: {file} is skipped: {reason}"), file=sys.stderr)
+    return demonstrations
+
+
+def _print_kept(output: Path) -> None:
+    """After an interruption: how many demonstrations the directory holds."""
+    from palaestra.experience.demonstrations import MANIFEST, Demonstrations
+
+    if (output / MANIFEST).is_file():
+        text = f"{output} holds {len(Demonstrations(output))} demonstrations; repeat the command to add more."
+        print(sanitize_line(text), file=sys.stderr)
 
 
 def _print_summary(summary: RecordingSummary, output: Path, as_json: bool) -> None:

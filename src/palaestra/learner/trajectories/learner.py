@@ -190,6 +190,7 @@ class TrajectoryLearner:
         chosen, imitated = self._share_choice(batch)
         scored: ScoredBatch | None = None
         learned: dict[str, float] | None = None
+        remedy = "see docs/algorithms.md"
         if chosen or imitated:
             # With a single step, the training pass computes the log-probabilities before learning.
             one_step = self.config.epochs == 1 and self.config.minibatches == 1
@@ -208,17 +209,18 @@ class TrajectoryLearner:
                 learned = self._learn(chosen, imitated, scored, poll)
             except BatchRefused as refusal:
                 self.last_refusal = str(refusal)
-            else:
-                self._refused_in_a_row = 0
+                remedy = "raise proof.mean_disagreement or proof.max_disagreement"
         if self.last_refusal:
             self._refused_in_a_row += 1
             _log.warning("batch refused: %s", self.last_refusal)
+        elif chosen:
+            # Demonstrations beside refused episodes are learned from, and do not make the episodes acceptable.
+            self._refused_in_a_row = 0
         metrics = self._report(chosen, imitated, time.perf_counter() - began, scored, learned)
         if self.last_refusal and self._refused_in_a_row >= self.proof.refusals_in_a_row:
-            remedy = "raise proof.mean_disagreement or proof.max_disagreement" if scored else "see docs/algorithms.md"
             raise ExperienceError(
                 f"{self._refused_in_a_row} batches in a row were refused at version {self.version}; the last: "
-                f"{self.last_refusal} Nothing was learned from them. If this is intended, {remedy}."
+                f"{self.last_refusal} Nothing was learned from their episodes. If this is intended, {remedy}."
             )
         return metrics
 

@@ -99,7 +99,7 @@ def choose_learning_rate(*, lora: bool | None, supervised: bool, given: float | 
         raise ConfigError("trainer.learning_rate", None, reason, remedy)
     rate = _RATES[lora, supervised]
     what = "a LoRA adapter" if lora else "the full weights"
-    how = "imitation of accepted episodes" if supervised else "a policy gradient"
+    how = "imitation" if supervised else "a policy gradient"
     text = f"learning rate {rate:g}, the usual start for {how} on {what}; set trainer.learning_rate to change it"
     return LearningRate(rate, text)
 

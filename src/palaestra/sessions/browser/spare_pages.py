@@ -57,11 +57,17 @@ class SparePages(Generic[P]):
         if spare is None:
             return None
         spare.requested.set()
-        with contextlib.suppress(SessionFailed, CdpError):
+        try:
             page = await spare.page
-            if self._is_usable(page):
-                return page
+        except (SessionFailed, CdpError):
+            return None
+        except asyncio.CancelledError:
+            # It may have been ready already, and no one else has it.
             self._start_closing(spare)
+            raise
+        if self._is_usable(page):
+            return page
+        self._start_closing(spare)
         return None
 
     def prepare(self, key: Hashable, create: Callable[[], Coroutine[Any, Any, P]]) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from palaestra.actor.task_runner import EpisodeRequest
-from palaestra.errors import ConfigError, ExperienceError, UnsupportedAction
-from palaestra.experience.demonstrations import DemonstrationWriter
+from palaestra.errors import ConfigError, ExperienceError, InvalidAction, UnsupportedAction
+from palaestra.experience.demonstrations import Demonstrations, DemonstrationWriter
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.runs.play.episode import EpisodeReader
 from palaestra.sessions.action import UiAction, decode
@@ -35,8 +35,12 @@ def import_plays(
     recordings = [_Recording(reader) for reader in episodes]
     about = {"source": "play", "model": config.model.name}
     writer = DemonstrationWriter(output, demonstration_format(config, policy), about=about)
-    summary = RecordingSummary()
+    summary, present = RecordingSummary(), {entry.episode_id for entry in Demonstrations(output).entries}
     for recording in recordings:
+        if recording.name in present:
+            summary.drop(recording.request.task, "present", "the directory holds it already")
+            continue
+        present.add(recording.name)
         request = EpisodeRequest(recording.name, recording.request, recording.request.seed, key=recording.request.task)
         actor = config.actor.model_copy(update={"max_steps_per_episode": len(recording.actions)})
         try:
@@ -64,13 +68,18 @@ class _Recording:
             raise _error(self.name, f"is a play of {record.env_id}, which is not a screen task")
         if record.agent_steps or len(steps) < 2:
             raise _error(self.name, "has no actions, or actions of a policy; demonstrations are of a person alone")
-        if record.seed is None or record.seed not in TRAINING_SEEDS:
+        if record.seed is None:
+            raise _error(self.name, "has no seed, so that its task cannot be told from those for evaluation")
+        if record.seed not in TRAINING_SEEDS:
             raise _error(self.name, f"has the seed {record.seed}, which is reserved for evaluation")
         if any(step.picture is None for step in steps):
             raise _error(self.name, "has a step without a picture")
         self.request = TaskRequest(record.env_id, record.seed, record.parameters)
         self.screens = [Screenshot.of(reader.picture(step)) for step in steps]
-        self.actions = [decode(step.report.action) for step in steps[1:]]
+        try:
+            self.actions = [decode(step.report.action) for step in steps[1:]]
+        except InvalidAction as error:
+            raise _error(self.name, f"has an action that cannot be performed ({error})") from None
         reports = [step.report for step in steps]
         self.progress = [
             TaskProgress(report.episode_return, report.is_last, bool(report.success), truncated=report.truncated)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +14,7 @@ from typing import Any
 
 from palaestra.actor.task_runner import EpisodeRequest
 from palaestra.errors import ConfigError, ExperienceError, UnsupportedAction
-from palaestra.experience.demonstrations import Demonstrations, DemonstrationWriter
+from palaestra.experience.demonstrations import MANIFEST, Demonstrations, DemonstrationWriter
 from palaestra.experience.trajectory import Trajectory
 from palaestra.policy.vlm import VLMPolicy
 from palaestra.sessions.action import UiAction
@@ -35,7 +36,7 @@ class RecordingSummary:
     written: Counter[str] = field(default_factory=Counter)
     """By task."""
     dropped: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By task and reason: the outcome of the episode, `no_action`, `unsupported` or `unwritable`."""
+    """By task and reason: the outcome of the episode, `no_action`, `unsupported`, `unwritable` or `present`."""
     details: dict[str, str] = field(default_factory=dict)
     """The first message for each reason."""
 
@@ -60,6 +61,9 @@ def draw_requests(
 
     `seeds`: as `sampler.seeds`, the number of seeds per task.
     """
+    if not choices:
+        remedy = "Name some, for example click_target/button; palaestra tasks lists them"
+        raise ConfigError("tasks", [], "there is no task to record", remedy)
     rng, taken = random.Random(f"demonstrations {seed}"), set(present)
     limit = TRAINING_SEEDS.stop if seeds is None else seeds
     requests = []
@@ -101,16 +105,9 @@ async def record_oracles(
     `open_session` opens a session with the method `oracle_action`, by default in a browser of this process: session
     servers do not have oracles. `on_finished` is called with the number of finished episodes.
     """
-    about = {"source": "oracle", "model": config.model.name}
-    writer = DemonstrationWriter(output, demonstration_format(config, policy), about=about)
-    keys = {(one.task, one.key): one.params for one in config.tasks}
-    present = {
-        (task, key, entry.seed)
-        for entry in Demonstrations(output).entries
-        for (task, key), params in keys.items()
-        if entry.task == task and params.items() <= dict(entry.params).items()
-    }
-    requests = draw_requests(config.tasks, episodes, seed=seed, seeds=config.sampler.seeds, present=present)
+    requests = draw_requests(
+        config.tasks, episodes, seed=seed, seeds=config.sampler.seeds, present=_find_present(config.tasks, output)
+    )
     summary, waiting, finished = RecordingSummary(), iter(requests), 0
 
     async def work(open_one: Callable[[], Awaitable[Session]]) -> None:
@@ -121,7 +118,10 @@ async def record_oracles(
             on_finished(finished)
 
     async with AsyncExitStack() as stack:
-        opener = open_session or _browser_opener(stack)
+        opener = open_session or _browser_opener(stack, config.tasks)
+        # After everything that refuses the request, so that a refused one leaves no directory.
+        about = {"source": "oracle", "model": config.model.name}
+        writer = DemonstrationWriter(output, demonstration_format(config, policy), about=about)
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(workers, episodes)):
@@ -129,6 +129,18 @@ async def record_oracles(
         except ExceptionGroup as failures:
             raise failures.exceptions[0] from None
     return summary
+
+
+def _find_present(choices: Sequence[TaskChoice], output: Path) -> set[tuple[str, str, int]]:
+    """Task, key and seed of the demonstrations that a directory holds already."""
+    if not os.path.exists(output / MANIFEST):
+        return set()
+    return {
+        (choice.task, choice.key, entry.seed)
+        for entry in Demonstrations(output, place="--output").entries
+        for choice in choices
+        if entry.task == choice.task and choice.params.items() <= dict(entry.params).items()
+    }
 
 
 async def _record_episode(
@@ -160,11 +172,20 @@ def keep_success(trajectory: Trajectory, key: str, summary: RecordingSummary, wr
         summary.drop(key, trajectory.outcome.value, trajectory.reason)
 
 
-def _browser_opener(stack: AsyncExitStack) -> Callable[[], Awaitable[Session]]:
-    """Opens sessions in one browser of this process, which the stack stops."""
+def _browser_opener(stack: AsyncExitStack, choices: Sequence[TaskChoice]) -> Callable[[], Awaitable[Session]]:
+    """Opens sessions in one browser of this process, which the stack stops.
+
+    `SessionRefused` for an unknown task, `ConfigError` for one without an oracle.
+    """
     from palaestra.sessions.browser.browser import SharedBrowser
     from palaestra.sessions.browser.session import BrowserSession
+    from palaestra.sessions.suites import make_task
 
+    for choice in choices:
+        request = TaskRequest(choice.task, 0, choice.params)
+        if make_task(request.suite, request.name, request.seed, request.params).oracle is None:
+            remedy = "Leave it out, or solve it in the studio and import the play: palaestra demos import"
+            raise ConfigError("task", choice.task, "the task has no oracle", remedy)
     browser = SharedBrowser()
     stack.push_async_callback(browser.stop)
 
