@@ -1,7 +1,8 @@
 """From a pretrained model to forms: a warm start on demonstrations, then reinforcement, on the same held-out seeds.
 
 `python -m benchmarks.ui_forms` takes configs/ui/forms.yaml, or another `--config`, through its stages: record
-demonstrations on training seeds, imitate them (the warm start), reinforce. The pretrained model, the warm start and
+demonstrations on training seeds, imitate them (the warm start; `--warm-start 0` leaves it out), reinforce, with
+`--share` of demonstrations beside the episodes. The pretrained model, the warm start and
 every reinforced model play the same held-out seeds, with sampled and with greedy actions. `--algorithms
 grpo,rejection_sampling,ppo --seeds 1..3` compares algorithms from one warm start at equal episodes: every update plays
 as many, and nothing is played again in place of groups without a signal. `--form` measures the last rung,
@@ -43,8 +44,7 @@ CONFIG = ROOT / "configs" / "ui" / "forms.yaml"
 HOME = ROOT / "var" / "ui-forms"
 
 DEMONSTRATIONS_PER_TASK = 8
-WARM_START = {"batch_size": 64, "num_training_steps": 12, "decay_updates": 12}
-"""`trainer` of the warm start, beside that of the configuration."""
+WARM_START_BATCH, WARM_START_UPDATES = 64, 12
 HELD_OUT = 200_000
 """The first held-out seed of the figures."""
 UPDATES = 60
@@ -164,47 +164,68 @@ def imitate(config: dict, demonstrations: Path, trainer: dict, adapter: Path | N
     }
 
 
-def reinforce(config: dict, algorithm: str, adapter: Path, updates: int) -> dict:
-    """The configuration of reinforcement from a checkpoint; every update plays the same number of episodes."""
+def reinforce(
+    config: dict,
+    algorithm: str,
+    adapter: Path | None,
+    updates: int,
+    demonstrations: Path | None = None,
+    share: float = 0.0,
+) -> dict:
+    """The configuration of reinforcement from a checkpoint or from the pretrained model.
+
+    Every update plays the same number of episodes; `share` of what it learns from are demonstrations.
+    """
     length = {"num_training_steps": updates, "decay_updates": updates, "max_refills": 0}
-    return config | {
-        "model": config["model"] | {"adapter": str(adapter)},
-        "algorithm": ALGORITHMS[algorithm],
-        "trainer": config["trainer"] | length,
-        "trajectories_kept": 200,
-    }
+    model = config["model"] | ({} if adapter is None else {"adapter": str(adapter)})
+    mixed = {"demonstrations": {"path": str(demonstrations), "share": share}} if share else {}
+    return (
+        config
+        | mixed
+        | {
+            "model": model,
+            "algorithm": ALGORITHMS[algorithm],
+            "trainer": config["trainer"] | length,
+            "trajectories_kept": 200,
+        }
+    )
 
 
 def measure(m: Measurement, config: dict, until: str, algorithms: list[str], seeds: list[int]) -> None:
     """The stages up to `until`; of the reinforced models, seeds first, so that all algorithms have the same seeds."""
-    stages, runs = m.results["stages"], m.results["runs"]
-    episodes, updates = (m.results["settings"][name] for name in ("episodes", "updates"))
+    stages, runs, settings = m.results["stages"], m.results["runs"], m.results["settings"]
     if "demonstrations" not in stages:
-        stages["demonstrations"] = m.record(
-            config, "demos", len(config["tasks"]) * m.results["settings"]["demonstrations"]
-        )
+        stages["demonstrations"] = m.record(config, "demos", len(config["tasks"]) * settings["demonstrations"])
         m.save()
     if until == "demonstrations":
         return
-    if "warm_start" not in stages:
-        demonstrations = m.find(stages["demonstrations"]["path"])
-        m.train_warm_start(imitate(config, demonstrations, WARM_START), stages, "pretrained", "warm_start")
+    demonstrations = m.find(stages["demonstrations"]["path"])
+    if settings["warm_start"] and "warm_start" not in stages:
+        length = {"num_training_steps": settings["warm_start"], "decay_updates": settings["warm_start"]}
+        imitation = imitate(config, demonstrations, {"batch_size": WARM_START_BATCH, **length})
+        m.train_warm_start(imitation, stages, "pretrained", "warm_start")
     for stage in ("pretrained", "warm_start"):
-        m.evaluate(stages[stage], episodes)
+        if stage in stages:
+            m.evaluate(stages[stage], settings["episodes"])
         if until == stage:
             return
     for seed, algorithm in ((seed, algorithm) for seed in seeds for algorithm in algorithms):
         run = next((run for run in runs if (run["algorithm"], run["seed"]) == (algorithm, seed)), None)
         if run is None:
             started = time.monotonic()
-            start = m.find(stages["warm_start"]["checkpoint"])
-            trained = m.train(reinforce(config, algorithm, start, updates), seed)
+            start = m.find(stages["warm_start"]["checkpoint"]) if "warm_start" in stages else None
+            share = settings["share_percent"] / 100
+            trained = m.train(reinforce(config, algorithm, start, settings["updates"], demonstrations, share), seed)
             run = {"algorithm": algorithm, "seed": seed, "minutes": round((time.monotonic() - started) / 60, 1)}
-            run |= {"load": load(), "checkpoint": m.relative(list_checkpoints(trained)[-1])}
+            first, *_, last = list_checkpoints(trained)
+            # Without a warm start, a run begins with the pretrained model.
+            stages.setdefault("pretrained", {"checkpoint": m.relative(first)})
+            run |= {"load": load(), "checkpoint": m.relative(last)}
             runs.append(run | {"curves": read_curves(trained)})
             run = runs[-1]
             m.save()
-        m.evaluate(run, episodes)
+        m.evaluate(run, settings["episodes"])
+    m.evaluate(stages["pretrained"], settings["episodes"])
 
 
 def measure_form(m: Measurement, base: dict) -> None:
@@ -267,6 +288,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=parse_seeds, default=[1], help="1..3 or 1,2,5")
     parser.add_argument("--updates", type=int, default=UPDATES, help="updates of each reinforced model")
     parser.add_argument("--demonstrations", type=int, default=DEMONSTRATIONS_PER_TASK, help="demonstrations per task")
+    parser.add_argument("--warm-start", type=int, default=WARM_START_UPDATES, help="updates of the warm start; 0: none")
+    parser.add_argument("--share", type=int, default=0, help="per cent of demonstrations beside episodes")
     parser.add_argument("--episodes", type=int, default=EPISODES_PER_TASK, help="episodes per task in each evaluation")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="first held-out seed")
     parser.add_argument("--form", action="store_true", help="measure data_entry/form from the first reinforced model")
@@ -279,6 +302,8 @@ def main() -> None:
         settings = {
             "updates": asked.updates,
             "demonstrations": asked.demonstrations,
+            "warm_start": asked.warm_start,
+            "share_percent": asked.share,
             "episodes": asked.episodes * len(config["tasks"]),
             "held_out": asked.held_out,
         }

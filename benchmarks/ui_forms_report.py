@@ -18,6 +18,7 @@ FORM_STAGES = {
     "warm_start": "after demonstrations of it",
     "grpo": "after GRPO on it",
 }
+AGAINST = {"pretrained": "against the pretrained model", "warm_start": "against the warm start"}
 DRAWS = 10_000
 WINDOW = 4
 """Updates on either side over which a curve is averaged: an update plays eight groups of seventeen tasks."""
@@ -77,17 +78,18 @@ def build_stage_rows(results: dict, way: str) -> list[list[str]]:
     stages = {name: results["stages"][name][way] for name in ("pretrained", "warm_start") if has(results, name, way)}
     if not stages:
         return []
-    runs = runs_by_algorithm(results, way) if "warm_start" in stages else {}
+    runs = runs_by_algorithm(results, way)
+    *_, start = stages
     titles = [way, *(name.replace("_", " ") for name in stages)]
     for algorithm in runs:
-        titles += [algorithm.replace("_", " "), "against the warm start"]
+        titles += [algorithm.replace("_", " "), AGAINST[start]]
     rows = [titles]
     tasks = sorted(stages["pretrained"])
     for name, select in [("all", join_tasks), *((f"`{task}`", lambda one, task=task: one[task]) for task in tasks)]:
         row = [name, *(format_share(count_outcomes(select(one))) for one in stages.values())]
         for own in runs.values():
             played = [select(run[way]) for run in own]
-            difference = paired_difference(played, select(stages["warm_start"]))
+            difference = paired_difference(played, select(stages[start]))
             row += [format_share(count_outcomes("".join(played))), format_difference(difference)]
         rows.append(row)
     return rows

@@ -162,7 +162,8 @@ def _train_tower(recipe: ReaderRecipe) -> tuple[Tower, dict[str, float], list[st
     """The tower, the metrics of its training, and progress messages."""
     torch.set_num_threads(1)
     torch.manual_seed(recipe.seed)
-    tower, lines = Tower(), []
+    tower = Tower()
+    lines: list[str] = []
     pages = asyncio.run(_draw_first_pages(recipe))
     metrics = pretrain_vision(
         tower,
