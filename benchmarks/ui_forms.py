@@ -20,10 +20,11 @@ import json
 import re
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.machine import facts, load
-from benchmarks.ui_forms_report import FORM_STAGES, write_report
+from benchmarks.ui_forms_report import FORM_STAGES, WAYS, write_report
 from benchmarks.ui_runs import (
     ALGORITHMS,
     evaluate_held_out,
@@ -64,8 +65,8 @@ STAGES = ("demonstrations", "pretrained", "warm_start", "rl")
 class Measurement:
     """Results of a configuration that are saved after each stage, and the directory of the runs."""
 
-    def __init__(self, name: str, home: Path, settings: dict[str, int]) -> None:
-        self.home, self._file = home.resolve(), results_file(name)
+    def __init__(self, name: str, home: Path, settings: dict[str, int], ways: Sequence[str] = WAYS) -> None:
+        self.home, self._file, self._ways = home.resolve(), results_file(name), ways
         self.home.mkdir(parents=True, exist_ok=True)
         self.results: dict = {"machine": facts(), "settings": settings, "stages": {}, "runs": [], "form": {}}
         if self._file.exists():
@@ -104,13 +105,13 @@ class Measurement:
         return {"written": summary["written"], "dropped": summary["dropped"], "path": name}
 
     def evaluate(self, stage: dict, episodes: int) -> None:
-        """Let the checkpoint of a stage play the held-out seeds, with sampled and with greedy actions."""
-        for way, greedy in (("sampled", False), ("greedy", True)):
+        """Let the checkpoint of a stage play the held-out seeds."""
+        for way in self._ways:
             if way not in stage:
                 print(f"evaluating {stage['checkpoint']}, {way}", flush=True)
                 first = self.results["settings"]["held_out"]
                 checkpoint = self.find(stage["checkpoint"])
-                document = evaluate_held_out(checkpoint, episodes, self.home, greedy=greedy, seed=first)
+                document = evaluate_held_out(checkpoint, episodes, self.home, greedy=way == "greedy", seed=first)
                 stage[way] = read_outcomes(Path(document["trajectories"]))
                 stage[f"{way}_return"] = document["mean_return"]
                 self.save()
@@ -194,14 +195,15 @@ def reinforce(
 def measure(m: Measurement, config: dict, until: str, algorithms: list[str], seeds: list[int]) -> None:
     """The stages up to `until`; of the reinforced models, seeds first, so that all algorithms have the same seeds."""
     stages, runs, settings = m.results["stages"], m.results["runs"], m.results["settings"]
-    if "demonstrations" not in stages:
+    if settings["demonstrations"] and "demonstrations" not in stages:
         stages["demonstrations"] = m.record(config, "demos", len(config["tasks"]) * settings["demonstrations"])
         m.save()
     if until == "demonstrations":
         return
-    demonstrations = m.find(stages["demonstrations"]["path"])
+    demonstrations = m.find(stages["demonstrations"]["path"]) if "demonstrations" in stages else None
     if settings["warm_start"] and "warm_start" not in stages:
         length = {"num_training_steps": settings["warm_start"], "decay_updates": settings["warm_start"]}
+        assert demonstrations is not None
         imitation = imitate(config, demonstrations, {"batch_size": WARM_START_BATCH, **length})
         m.train_warm_start(imitation, stages, "pretrained", "warm_start")
     for stage in ("pretrained", "warm_start"):
@@ -287,15 +289,20 @@ def main() -> None:
     parser.add_argument("--algorithms", type=parse_algorithms, default=["grpo"])
     parser.add_argument("--seeds", type=parse_seeds, default=[1], help="1..3 or 1,2,5")
     parser.add_argument("--updates", type=int, default=UPDATES, help="updates of each reinforced model")
-    parser.add_argument("--demonstrations", type=int, default=DEMONSTRATIONS_PER_TASK, help="demonstrations per task")
+    parser.add_argument(
+        "--demonstrations", type=int, default=DEMONSTRATIONS_PER_TASK, help="demonstrations per task; 0: none"
+    )
     parser.add_argument("--warm-start", type=int, default=WARM_START_UPDATES, help="updates of the warm start; 0: none")
     parser.add_argument("--share", type=int, default=0, help="per cent of demonstrations beside episodes")
     parser.add_argument("--episodes", type=int, default=EPISODES_PER_TASK, help="episodes per task in each evaluation")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="first held-out seed")
+    parser.add_argument("--sampled", action="store_true", help="evaluate with sampled actions only")
     parser.add_argument("--form", action="store_true", help="measure data_entry/form from the first reinforced model")
     parser.add_argument("--home", type=Path, default=HOME, help="directory of the runs")
     parser.add_argument("--report", action="store_true", help="only write the tables and the curves")
     asked = parser.parse_args()
+    if (asked.warm_start or asked.share) and not asked.demonstrations:
+        parser.error("--warm-start and --share need --demonstrations")
     name = asked.config.stem
     if not asked.report:
         config = dict(read_config_file(asked.config))
@@ -307,7 +314,7 @@ def main() -> None:
             "episodes": asked.episodes * len(config["tasks"]),
             "held_out": asked.held_out,
         }
-        m = Measurement(name, asked.home / name, settings)
+        m = Measurement(name, asked.home / name, settings, WAYS[:1] if asked.sampled else WAYS)
         if asked.form:
             measure_form(m, config)
         else:

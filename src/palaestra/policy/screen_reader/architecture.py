@@ -1,11 +1,9 @@
 """The small reading model, with some heads wired so that comparing and copying text need not be discovered.
 
-The features of a token are divided: its place on the screen, its character, the two characters before it, those that
-the output layer reads, and the line on which the same text stands elsewhere. Two heads of the first layer start by
-attending to the two tokens before; two of the second by attending to tokens with the same characters before them, and
-one of these notes their line; three of the third by handing that on to the next tokens, from a label to the value or
-the field after it; three of the last by copying a place (x and y), or the character that follows where the text before
-it is the same. Which place to look at is learned.
+The features of a token are divided: its place on the screen, its character, the two characters before it, and those
+that the output layer reads. Two heads of the first layer start by attending to the two tokens before; two of the second
+by attending to tokens with the same characters before them; three of the last by copying a place (x and y), or the
+character that follows where the text before it is the same. Which place to look at is learned.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from palaestra.policy.screen_reader.symbols import FIRST_WIDGET, GAP, LINE, SPAC
 from palaestra.policy.screen_reader.tokenizer import character_ids, coordinate_ids
 from palaestra.policy.screen_reader.tower import CHARACTERS
 
-HIDDEN, LAYERS, HEADS, HEAD_SIZE = 192, 5, 6, 32
+HIDDEN, LAYERS, HEADS, HEAD_SIZE = 192, 4, 6, 32
 THETA = 1e7
 """Base of the rotary positions."""
 CHAR_CODE = 32
@@ -35,8 +33,6 @@ OWN, BEFORE, BEFORE_THAT = 32, 64, 96
 """Where the codes of a token's character and of the two before it begin."""
 PLACE_OUT, CHAR_OUT = 128, 144
 """Where the output layer reads a coordinate and a character."""
-MATCHED_LINE = 176
-"""Where the code of y begins of a token with the same text."""
 X_HEAD, Y_HEAD, COPY_HEAD = 0, 1, 2
 """Heads of the last layer."""
 _BOUNDARIES = ' "\n'
@@ -132,19 +128,11 @@ def _init_embeddings(model: Any, tokenizer: Any) -> None:
 
 def _init_heads(model: Any) -> None:
     layers = model.model.language_model.layers
-    for layer in layers[1:]:
-        # What random weights add to the features would hide what wired heads compare and copy.
-        layer.self_attn.o_proj.weight.mul_(0.3)
-        layer.mlp.down_proj.weight.mul_(0.3)
     for head, offset in ((0, 1), (1, 2)):
         _attend_back(layers[0].self_attn, head, offset)
         _copy(layers[0].self_attn, head, OWN, (BEFORE, BEFORE_THAT)[head], CHAR_CODE, gain=0.5)
     for head in (0, 1):
         _attend_same(layers[1].self_attn, head, [(OWN, OWN, 8), (BEFORE, BEFORE, 6), (BEFORE_THAT, BEFORE_THAT, 6)])
-    _copy(layers[1].self_attn, 0, PLACE_CODE, MATCHED_LINE, PLACE_CODE, gain=1.0, partly=True)
-    for head, offset in ((0, 1), (1, 2), (2, 3)):
-        _attend_back(layers[2].self_attn, head, offset)
-        _copy(layers[2].self_attn, head, MATCHED_LINE, MATCHED_LINE, PLACE_CODE, gain=0.7, partly=True)
     last = layers[-1].self_attn
     for head in (X_HEAD, Y_HEAD):
         _copy(last, head, head * PLACE_CODE, PLACE_OUT, PLACE_CODE, gain=1.5)
@@ -188,11 +176,10 @@ def _attend_same(attention: Any, head: int, pairs: list[tuple[int, int, int]]) -
         start += size
 
 
-def _copy(attention: Any, head: int, source: int, target: int, size: int, *, gain: float, partly: bool = False) -> None:
-    """Make a head copy features `source` of what it attends to into features `target`; `partly`: beside random ones."""
+def _copy(attention: Any, head: int, source: int, target: int, size: int, *, gain: float) -> None:
+    """Make a head copy features `source` of what it attends to into features `target`."""
+    attention.v_proj.weight[_rows(head)] = 0.0
+    attention.o_proj.weight[:, _rows(head)] = 0.0
     first = head * HEAD_SIZE
-    rows = slice(first, first + size) if partly else _rows(head)
-    attention.v_proj.weight[rows] = 0.0
-    attention.o_proj.weight[:, rows] = 0.0
     attention.v_proj.weight[first : first + size, source : source + size] = torch.eye(size)
     attention.o_proj.weight[target : target + size, first : first + size] = gain * torch.eye(size)

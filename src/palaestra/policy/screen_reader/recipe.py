@@ -54,7 +54,7 @@ class ReaderRecipe:
     see_steps: int = 4000
     see_batch: int = 8
     see_rate: float = 2e-3
-    act_steps: int = 3200
+    act_steps: int = 3000
     act_batch: int = 16
     act_rate: float = 2e-3
     read_steps: int = 700

@@ -76,7 +76,7 @@ _DESCRIBE_PAGE = r"""(() => {
     widgets.push([name, on ? 1 : 0, box.x, box.y, box.width, box.height]);
     if (name === 'field' || name === 'textarea' || name === 'select') {
       const inset = parseFloat(style.borderLeftWidth) + parseFloat(style.paddingLeft);
-      const left = box.x + inset;
+      const left = box.x + inset + (name === 'select' ? 4 : 0);
       let text = name === 'select' ? (element.selectedOptions[0] || {text: ''}).text : element.value;
       if (kind === 'password') text = '•'.repeat(text.length);
       const size = parseFloat(style.fontSize);

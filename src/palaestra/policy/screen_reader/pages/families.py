@@ -22,7 +22,6 @@ from palaestra.policy.screen_reader.pages.words import (
     pseudo_word,
     random_code,
     random_label,
-    random_marked_text,
     random_sentence,
     random_value,
     random_word,
@@ -172,49 +171,6 @@ def draw_choices(draft: PageDraft) -> list[Goal]:
     return [Goal(text, boxes[unchecked[0]] if unchecked else button)]
 
 
-def draw_drop_down(draft: PageDraft) -> list[Goal]:
-    """A drop-down list, closed or open, and a button."""
-    rng = draft.rng
-    options = draw_captions(rng, rng.randint(2, 6))
-    wanted, shown = rng.choice(options), rng.choice(options)
-    is_open = shown != wanted and rng.random() < 0.5
-    key, size = draft.new_id(), rng.choice((12, 13.333, 13.333))
-    wide = rng.choice((80, 100, 120, 140))
-    listed = "".join(
-        f"<option{' selected' if option == shown else ''}>{html.escape(option)}</option>" for option in options
-    )
-    draft.add(
-        f"<div style='{draw_margin(rng)}'><select id={key}{' data-focus=1' if is_open else ''} "
-        f"style='font-size:{size}px;width:{wide}px'>{listed}</select></div>"
-    )
-    keys = {option: draft.new_id() for option in options}
-    if is_open:
-        # An open list is drawn here, because a browser opens one for a person's click only.
-        focused = rng.choice((shown, *options))
-        rows = "".join(
-            f"<div id={keys[option]} style='padding:1px 4px;"
-            f"{'color:#fff;background:#1967d2' if option == focused else ''}'>{html.escape(option)}</div>"
-            for option in options
-        )
-        draft.add(
-            f"<div style='font-size:{size}px;width:{wide}px;border:1px solid #767676;background:#fff;"
-            f"box-sizing:border-box'>{rows}</div>"
-        )
-    caption = rng.choice(("Submit", "Submit", "Submit", *rng.sample(UI_WORDS, 2)))
-    button = add_button(draft, caption)
-    last = rng.choice((f"and click {caption}", f"and press {caption}"))
-    text = rng.choice(
-        (
-            f"Select {wanted} from the list {last}.",
-            f'Select "{wanted}" from the list {last}.',
-            f"Choose {wanted} in the list {last}.",
-        )
-    )
-    if shown == wanted:
-        return [Goal(text, button)]
-    return [Goal(text, keys[wanted] if is_open else key)]
-
-
 def draw_dialog(draft: PageDraft) -> list[Goal]:
     """A dialog box with a cross and up to three buttons."""
     rng = draft.rng
@@ -338,8 +294,7 @@ def draw_dense_text(draft: PageDraft) -> list[Goal]:
     """As much text as fits, of all sizes and colours: for the vision tower only."""
     rng = draft.rng
     for _ in range(14):
-        draws = (random_word, random_value, random_label, random_marked_text)
-        words = [rng.choice(draws)(rng) for _ in range(rng.randint(1, 6))]
+        words = [rng.choice((random_word, random_value, random_label))(rng) for _ in range(rng.randint(1, 6))]
         colour = rng.choice(("#000", "#000", "#333", "#00e", "#666", "#c00", "#060"))
         back = rng.choice(("", "", "", "background:#eee;", "background:yellow;", "background:#e0e8ff;"))
         if rng.random() < 0.12:

@@ -18,13 +18,12 @@ from palaestra.policy.screen_reader.pages.families import (
     draw_coloured_boxes,
     draw_dense_text,
     draw_dialog,
-    draw_drop_down,
     draw_hidden_link,
     draw_ordered_fields,
     draw_typing_and_keys,
     draw_widget_kinds,
 )
-from palaestra.policy.screen_reader.pages.forms import draw_copy_form, draw_form, draw_sheet
+from palaestra.policy.screen_reader.pages.forms import draw_copy_form, draw_form
 
 SMALL = (160, 210)
 
@@ -45,7 +44,9 @@ def draw_page(rng: random.Random, *, dense: bool = True) -> SyntheticPage:
     family = rng.choices(list(families), weights=list(families.values()))[0]
     draft = PageDraft(rng)
     goals = family(draft)
-    size = draft.size or (rng.choice(((240, 200), (320, 240), (200, 260))) if rng.random() < 0.12 else SMALL)
+    size = SMALL
+    if rng.random() < 0.12:
+        size = rng.choice(((240, 200), (320, 240), (200, 260)))
     has_bar = rng.random() < 0.6
     if has_bar and goals:
         goals = [rng.choice(goals)]
@@ -81,10 +82,8 @@ _FAMILIES: dict[Callable[[PageDraft], list[Goal]], float] = {
     draw_hidden_link: 1.5,
     draw_choices: 2.0,
     draw_form: 2.5,
-    draw_copy_form: 6.0,
-    draw_sheet: 0.8,
+    draw_copy_form: 4.0,
     draw_dialog: 1.0,
-    draw_drop_down: 1.0,
     draw_widget_kinds: 1.0,
     draw_ordered_fields: 0.6,
     draw_coloured_boxes: 0.5,

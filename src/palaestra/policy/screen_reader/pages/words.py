@@ -48,31 +48,6 @@ def random_number(rng: random.Random) -> str:
     )
 
 
-def random_marked_text(rng: random.Random) -> str:
-    """A short text with the punctuation that words and numbers do not have."""
-    word, number = pseudo_word(rng, rng.choice((1, 2))), rng.randrange(1, 1000)
-    other, mark = pseudo_word(rng, 1), rng.choice("!#$&*+-;=@^_`|~")
-    return rng.choice(
-        (
-            f"{number}-{rng.randrange(1000, 10_000)}",
-            f"{number}%",
-            f"({number})",
-            f"({word})",
-            f"[{word}]",
-            f"{{{number}}}",
-            f"<{word}>",
-            f"{word}'s",
-            f"+{number}",
-            f"{word}_{other}",
-            f"{word}-{other}",
-            f"{word}\\{other}",
-            f"{word}{mark}{other}",
-            f"{number}{mark}",
-            f"{mark}{number}",
-        )
-    )
-
-
 def random_word(rng: random.Random) -> str:
     """A word of any kind, as buttons, links and options have them."""
     kind = rng.random()
@@ -81,35 +56,23 @@ def random_word(rng: random.Random) -> str:
         return rng.choice((word, word, word.capitalize(), word.capitalize(), word.upper()))
     if kind < 0.7:
         return random_code(rng, 2, 7)
-    if kind < 0.83:
+    if kind < 0.85:
         return rng.choice(UI_WORDS)
-    return random_number(rng) if kind < 0.95 else random_marked_text(rng)
+    return random_number(rng)
 
 
 def random_value(rng: random.Random) -> str:
     """A value that is typed into a form."""
     kind = rng.random()
     if kind < 0.5:
-        return random_name(rng)
+        return pseudo_word(rng).capitalize()
     if kind < 0.65:
         return random_number(rng)
-    if kind < 0.8:
-        return random_code(rng, 2, 8)
     if kind < 0.85:
-        return random_marked_text(rng)
+        return random_code(rng, 2, 8)
     if kind < 0.93:
-        return random_email(rng)
-    return f"{random_name(rng)} {random_name(rng)}"
-
-
-def random_email(rng: random.Random) -> str:
-    """An e-mail address."""
-    return f"{pseudo_word(rng, 1)}.{pseudo_word(rng, 1)}{rng.randrange(1, 100)}@{pseudo_word(rng, 2)}.org"
-
-
-def random_name(rng: random.Random) -> str:
-    """A word with a capital letter."""
-    return pseudo_word(rng).capitalize()
+        return f"{pseudo_word(rng, 1)}.{pseudo_word(rng, 1)}{rng.randrange(1, 100)}@{pseudo_word(rng, 2)}.org"
+    return f"{pseudo_word(rng).capitalize()} {pseudo_word(rng).capitalize()}"
 
 
 def random_label(rng: random.Random) -> str:
