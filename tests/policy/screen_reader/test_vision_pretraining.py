@@ -97,7 +97,7 @@ def test_training_on_one_page_lowers_every_part_of_the_loss():
     pretrain_vision(tower, [one], steps=25, batch_size=2, learning_rate=2e-3, seed=0, log=lines.append)
     after = parts_of(tower, targets)
     assert all(after[name] < before[name] for name in before)
-    assert lines[-1].startswith("seeing 25/25: char_heat")
+    assert lines[-1].startswith("25/25: char_heat")
 
 
 def test_labels_in_the_form_of_detections_read_as_the_page_does():
