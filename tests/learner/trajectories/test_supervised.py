@@ -26,7 +26,6 @@ from palaestra.learner.trajectories.algorithm import TokenBatch
 from palaestra.learner.trajectories.conformance import check_trajectory_algorithm
 from palaestra.learner.trajectories.learner import DemonstrationMix
 from palaestra.learner.trajectories.proof import Expected, Reason, find_demonstration_failure, find_proof_failure
-from palaestra.learner.trajectories.update import Imitation
 from palaestra.transport.source import SavedState
 
 
@@ -130,7 +129,7 @@ def mixed_learner(tmp_path, algorithm, *, count=5, weight=0.5, **config):
     mix = DemonstrationMix(DemonstrationSampler(made, seed=0), count, weight)
     policy = ScoredTable()
     return policy, TrajectoryLearner(
-        policy, algorithm, UpdateConfig(learning_rate=0.1, **config), demonstrations=mix, kept_versions=0
+        policy, algorithm, UpdateConfig(**{"learning_rate": 0.1} | config), demonstrations=mix, kept_versions=0
     )
 
 
@@ -177,16 +176,16 @@ def test_the_auxiliary_loss_adds_the_weighted_mean_cross_entropy_by_hand(tmp_pat
     assert learner.version == 1
 
 
-@pytest.mark.parametrize("minibatches", [1, 2, 3])
-def test_minibatches_of_demonstrations_have_the_whole_gradient_as_their_mean(tmp_path, minibatches):
-    """With a step too small to matter, the metric is the same however the turns are divided."""
-    _, learner = mixed_learner(tmp_path, GRPO(group_size=2), count=6, minibatches=minibatches)
-    learner._updater.set_rate_factor(0.0)
-    turns = learner.demonstrations.sampler.draw(6)
-    assert Imitation([], 1.0).tokens == 0
-    metrics = learner.update([])
-    assert metrics["minibatches"] == minibatches
-    assert len(turns) == 6
+@pytest.mark.parametrize("minibatches", [2, 3])
+def test_the_likelihood_of_demonstrations_does_not_depend_on_how_they_are_divided(tmp_path, minibatches):
+    """With a step too small to move the weights. Imitated alone, so that all turns are in every update."""
+    parts = {}
+    for count in (1, minibatches):
+        _, learner = mixed_learner(tmp_path / str(count), GRPO(group_size=2), minibatches=count, learning_rate=1e-12)
+        parts[count] = learner.update([])
+        assert parts[count]["minibatches"] == count
+    assert parts[1]["demonstration_turns"] == parts[minibatches]["demonstration_turns"] > 0
+    assert parts[1]["demonstration_nll"] == pytest.approx(parts[minibatches]["demonstration_nll"], rel=1e-6)
 
 
 def test_a_learner_continues_with_the_same_demonstrations(tmp_path):
