@@ -185,7 +185,8 @@ def test_an_interrupted_start_prints_which_run_may_still_be_queued(runs, home, t
         errors = starting.stderr.read()
         gate.write_text("go on")
     assert starting.returncode == 130
-    run_id = errors.split()[-1]
+    assert errors.endswith("interrupted\n")
+    run_id = errors.split()[-2]
     assert run_id.startswith("late-")
     assert f"may still queue {run_id}; stop it with: palaestra runs stop {run_id}" in errors
 
