@@ -1,7 +1,7 @@
 """From a seed to a reading model: draw pages, train the tower, then the language model, and write the files.
 
 1. *Pages* are drawn by Chromium, with the place of every character and widget.
-2. *Vision* (`seeing`): the tower learns to find them.
+2. *Vision* (`seeing`): the tower learns to find them, in a process of its own.
 3. *Language* (`acting`): the language model learns what to do next, from the labels of the browser.
 4. *Together* (`reading`): it is trained further on the detections of the tower.
 
