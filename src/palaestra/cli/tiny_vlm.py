@@ -26,6 +26,9 @@ def make(
         ModelName, typer.Option(help="tiny: clicks widgets. tiny-reader: also reads and types; needs Chromium.")
     ] = ModelName.TINY,
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed; the same seed gives the same model.")] = 0,
+    tower: Annotated[
+        str, typer.Option(metavar="MODEL", help="tiny-reader: use the vision tower of this reading model.")
+    ] = "",
     as_json: JsonOption = False,
 ) -> None:
     """Train a new model on synthetic screens.
@@ -44,7 +47,7 @@ def make(
     if model is ModelName.READER:
         from palaestra.policy.screen_reader.recipe import ReaderRecipe, train_reader, write_reader
 
-        plan = ReaderRecipe(seed=seed)
+        plan = ReaderRecipe(seed=seed, tower=tower)
         manifest = write_reader(train_reader(plan, log), plan, output)
     else:
         from palaestra.policy.tiny_vlm import Recipe, train_model, write_model

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from palaestra.policy.screen_reader.architecture import COPY_HEAD, X_HEAD, Y_HEAD, _character_codes, build_model
+from palaestra.policy.screen_reader.architecture import COPY_HEAD, X_HEAD, Y_HEAD, _token_codes, build_model
 from palaestra.policy.screen_reader.modeling import FREQUENCIES, PLACE_CODE, fourier_features, register_model
-from palaestra.policy.screen_reader.symbols import BLANK, ROW_FEATURES
+from palaestra.policy.screen_reader.screen_tokens import ROW_FEATURES
 from palaestra.policy.screen_reader.tokenizer import build_tokenizer
 
 
@@ -36,7 +36,7 @@ def prompt(model, tokenizer, rows):
 
 def rows_of(count):
     rows = torch.rand(count, ROW_FEATURES, generator=torch.Generator().manual_seed(0))
-    rows[:, 0] = torch.arange(count) % BLANK
+    rows[:, 0] = 300 + torch.arange(count)
     return rows
 
 
@@ -48,24 +48,35 @@ def test_two_heads_of_the_first_layer_attend_one_and_two_tokens_back(model, toke
     assert weights[0].diagonal(-1).min() > 0.9
 
 
-@pytest.mark.parametrize("word", ["kolumbet", "qwzx17", "Fro42"])
-def test_the_copying_head_attends_to_the_character_after_the_same_two_characters(model, tokenizer, word):
-    text = f"Type {word} into the field: "
-    for written in range(3, len(word)):
-        weights = attention(model, tokenizer, text + word[:written])[-1][COPY_HEAD, -1]
-        assert int(weights.argmax()) == len("Type ") + written
+@pytest.mark.parametrize("word", ["bafukedo", "zarqu7", "first.ruiz47"])
+def test_the_copying_head_attends_to_the_token_after_the_same_two_tokens(model, tokenizer, word):
+    start, pieces = tokenizer("Type ")["input_ids"], tokenizer(word)["input_ids"]
+    assert len(pieces) > 2
+    between = tokenizer(" into the field: ")["input_ids"]
+    for written in range(2, len(pieces)):
+        text = tokenizer.decode([*start, *pieces, *between, *pieces[:written]])
+        weights = attention(model, tokenizer, text)[-1][COPY_HEAD[1], -1]
+        assert int(weights.argmax()) == len(start) + written
+
+
+def test_a_head_of_the_second_layer_attends_from_a_value_to_its_label_in_the_instruction(model, tokenizer):
+    """The second head compares the token before with the tokens of the text: `12` follows `Code`."""
+    ids = tokenizer("Type the code into the field. NameBaCode12")["input_ids"]
+    names = tokenizer.convert_ids_to_tokens(ids)
+    weights = attention(model, tokenizer, tokenizer.decode(ids))[1][1, names.index("12")]
+    assert names[int(weights[: names.index("Name")].argmax())] == "code"
 
 
 def test_the_coordinate_heads_copy_the_place_of_what_they_attend_to(model):
     """Their output is 1.5 times the code of x, or of y, in the features from which coordinates are predicted."""
     layer = model.model.language_model.layers[-1].self_attn
-    features = torch.zeros(192)
+    features = torch.zeros(256)
     features[: 2 * PLACE_CODE] = torch.arange(2.0 * PLACE_CODE)
-    for head in (X_HEAD, Y_HEAD):
+    for _, head in (X_HEAD, Y_HEAD):
         own = slice(32 * head, 32 * head + 32)
         copied = layer.o_proj.weight[:, own] @ (layer.v_proj.weight[own] @ features)
-        wanted = torch.zeros(192)
-        wanted[128:144] = 1.5 * features[PLACE_CODE * head : PLACE_CODE * (head + 1)]
+        wanted = torch.zeros(256)
+        wanted[160:176] = 1.5 * features[PLACE_CODE * head : PLACE_CODE * (head + 1)]
         torch.testing.assert_close(copied, wanted)
 
 
@@ -77,25 +88,29 @@ def test_codes_of_places_have_mean_square_1_and_differ_more_the_further_apart_th
     assert 0 < near < far
 
 
-def test_it_has_2_4_million_weights_and_the_same_seed_gives_the_same(model, tokenizer):
-    assert round(sum(weight.numel() for weight in model.parameters()) / 1e6, 1) == 2.4
+def test_it_has_4_5_million_weights_and_the_same_seed_gives_the_same(model, tokenizer):
+    assert round(sum(weight.numel() for weight in model.parameters()) / 1e6, 1) == 4.5
     again, other = build_model(tokenizer, seed=0), build_model(tokenizer, seed=1)
     weights, others = dict(again.named_parameters()), dict(other.named_parameters())
     assert all(torch.equal(weight, weights[name]) for name, weight in model.named_parameters())
     assert not torch.equal(model.lm_head.weight, others["lm_head.weight"])
 
 
-def test_codes_are_drawn_in_an_order_that_is_the_same_in_every_process():
+def test_codes_are_the_same_in_every_process(tokenizer):
     """The order of a set of strings is not, and another order gives another model from the same seed."""
-    first = [chr(code) for code in range(128)]
-    assert list(_character_codes()) == [*first, "•", "▾", "✖"]
+    codes = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        codes.append(_token_codes(tokenizer))
+    assert list(codes[0]) == sorted(codes[0])
+    assert all(torch.equal(codes[0][token], codes[1][token]) for token in codes[0])
 
 
-def test_cases_of_a_letter_have_similar_codes_and_other_letters_do_not():
+def test_cases_of_a_word_have_similar_codes_and_other_words_do_not(tokenizer):
     torch.manual_seed(0)
-    codes = _character_codes()
-    similar, other = (torch.cosine_similarity(codes["a"], codes[char], 0) for char in "Ab")
-    assert similar > 0.7 > 0.5 > other
+    codes = _token_codes(tokenizer)
+    lower, upper, other = (codes[tokenizer(word)["input_ids"][0]] for word in ("code", "Code", "name"))
+    assert torch.cosine_similarity(lower, upper, 0) > 0.5 > torch.cosine_similarity(lower, other, 0)
 
 
 def test_saved_and_loaded_it_gives_the_same_logits(model, tokenizer, tmp_path):
@@ -120,7 +135,7 @@ def test_it_has_no_buffers_that_are_not_saved_besides_those_of_the_language_mode
     assert {name.split(".")[1] for name, _ in model.named_buffers() if name not in saved} <= {"language_model"}
 
 
-def test_symbols_may_come_embedded_and_pictures_in_one_batch_keep_their_own(model, tokenizer):
+def test_screens_may_come_embedded_and_pictures_in_one_batch_keep_their_own(model, tokenizer):
     rows = rows_of(12)
     ids, _ = prompt(model, tokenizer, rows)
     with torch.no_grad():

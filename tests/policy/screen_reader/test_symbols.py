@@ -4,17 +4,12 @@ import numpy as np
 import pytest
 
 from palaestra.policy.screen_reader.symbols import (
-    BLANK,
     FIRST_WIDGET,
-    ROW_FEATURES,
-    SYMBOLS,
     Detections,
-    SymbolSequence,
     mean_colours,
     read_in_order,
-    symbol_rows,
 )
-from palaestra.policy.screen_reader.tower import CHAR_CLASSES, CHARACTERS, WIDGET_KINDS, WIDGETS
+from palaestra.policy.screen_reader.tower import CHAR_CLASSES, CHARACTERS, WIDGET_KINDS
 
 
 def char(text, left, top, width=6, height=10):
@@ -82,10 +77,9 @@ def test_nothing_gives_an_empty_sequence():
     assert sequence.text() == ""
 
 
-def test_symbols_are_94_ascii_characters_three_others_four_separators_and_widgets_off_and_on():
+def test_symbols_are_94_ascii_characters_three_others_three_separators_and_then_widgets():
     assert len(CHARACTERS) == 94 + 3
-    assert BLANK == 97 + 3
-    assert SYMBOLS == 97 + 4 + 2 * len(WIDGETS) == 115
+    assert FIRST_WIDGET == 97 + 3
 
 
 def test_colours_are_means_over_boxes_that_are_cut_at_the_edges():
@@ -100,10 +94,3 @@ def test_a_box_covers_every_pixel_that_it_touches():
     pixels = np.zeros((2, 4, 3), np.uint8)
     pixels[:, 1] = 255
     assert mean_colours(pixels, np.array([[0.9, 0, 1.0, 2]], np.float32))[0, 0] == pytest.approx(0.5)
-
-
-def test_a_row_has_the_centre_as_a_share_of_the_screen_and_sides_in_hundreds_of_pixels():
-    sequence = SymbolSequence(np.array([7]), np.array([[30, 100, 20, 10]], np.float32), np.array([[0.1, 0.2, 0.3]]))
-    (row,) = symbol_rows(sequence, (160, 210))
-    assert len(row) == ROW_FEATURES == 8
-    np.testing.assert_allclose(row, [7, 40 / 160, 105 / 210, 0.2, 0.1, 0.1, 0.2, 0.3], rtol=1e-6)

@@ -1,4 +1,4 @@
-"""All text survives the tokenizer character by character, and a click is five tokens."""
+"""All text survives the tokenizer, words are divided alike in every case, and a click is five tokens."""
 
 import hypothesis.strategies as st
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 
 from palaestra.policy.codecs import CODECS, IMAGE_RULES
 from palaestra.policy.codecs.qwen_texts import SPECIAL_TOKENS
-from palaestra.policy.screen_reader.tokenizer import build_tokenizer, character_ids, coordinate_ids, press_key
+from palaestra.policy.screen_reader.tokenizer import WordDivider, build_tokenizer, coordinate_ids, press_key, text_tokens
 from palaestra.sessions.action import Answer, Click, Move, Point, PressKeys, Scroll, Terminate, TypeText, Wait
 from palaestra.sessions.screen import Size
 
@@ -65,13 +65,33 @@ def test_a_key_is_one_token_and_the_end(tokenizer):
     assert len(ids_of(tokenizer, press_key("enter"))) == 1
 
 
-def test_text_is_spelled(tokenizer):
-    pieces = [tokenizer.decode([token]) for token in ids_of(tokenizer, 'Click "apple 12".')]
-    assert pieces == list('Click "apple 12".')
+def test_words_are_divided_into_pieces_digits_into_pairs_and_spaces_are_tokens(tokenizer):
+    pieces = [tokenizer.decode([token]) for token in ids_of(tokenizer, 'Enter the code "bafuke 12345".')]
+    assert pieces == ["Enter", " ", "the", " ", "code", ' "', "ba", "fu", "ke", " ", "12", "34", "5", '"', "."]
 
 
-def test_a_typed_text_is_a_phrase_its_characters_and_a_phrase(tokenizer):
-    assert len(ids_of(tokenizer, CODEC.encode(TypeText("kolu@x.org"), FRAME))) == 1 + 10 + 1
+@settings(max_examples=150, deadline=None)
+@given(word=st.text("abcdefghijklmnopqrstuvwxyz", min_size=1, max_size=12))
+def test_a_word_is_divided_at_the_same_places_in_every_case(tokenizer, word):
+    lengths = [
+        [len(piece) for piece in tokenizer.convert_ids_to_tokens(ids_of(tokenizer, written))]
+        for written in (word, word.capitalize(), word.upper())
+    ]
+    assert lengths[0] == lengths[1] == lengths[2]
+
+
+@settings(max_examples=150, deadline=None)
+@given(word=st.text(st.characters(codec="ascii", exclude_categories=("Cc", "Zs")), min_size=1, max_size=12))
+def test_words_of_a_screen_are_divided_as_in_text(tokenizer, word):
+    divided = WordDivider(tokenizer).divide(word)
+    assert "".join(tokenizer.convert_ids_to_tokens(token) for token, _ in divided) == word
+    assert sum(length for _, length in divided) == len(word)
+    if not any(token >= tokenizer.vocab_size for token in ids_of(tokenizer, word)):
+        assert [token for token, _ in divided] == ids_of(tokenizer, word)
+
+
+def test_its_merges_are_the_same_every_time(tokenizer):
+    assert build_tokenizer().get_vocab() == tokenizer.get_vocab()
 
 
 def test_each_coordinate_is_one_token_and_x_and_y_have_their_own(tokenizer):
@@ -80,10 +100,11 @@ def test_each_coordinate_is_one_token_and_x_and_y_have_their_own(tokenizer):
     assert tokenizer.decode([columns[0], rows[999]]) == "[0, 999]"
 
 
-def test_a_character_of_several_bytes_has_no_token_of_its_own(tokenizer):
-    letter, missing = character_ids(tokenizer, "a✖")
-    assert tokenizer.decode([letter]) == "a"
-    assert missing == -1
+def test_every_token_of_text_has_its_text(tokenizer):
+    texts = text_tokens(tokenizer)
+    for written in ("Submit", " ", ' "', "7", "42", "•", "@"):
+        (token,) = ids_of(tokenizer, written)
+        assert texts[token] == written
 
 
 def test_the_tokens_of_the_family_are_there_and_single(tokenizer):

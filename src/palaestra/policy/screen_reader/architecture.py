@@ -1,9 +1,15 @@
-"""The small reading model, with some heads wired so that comparing and copying text need not be discovered.
+"""The small reading model, with some heads wired so that comparing and copying words need not be discovered.
 
-The features of a token are divided: its place on the screen, its character, the two characters before it, and those
-that the output layer reads. Two heads of the first layer start by attending to the two tokens before; two of the second
-by attending to tokens with the same characters before them; three of the last by copying a place (x and y), or the
-character that follows where the text before it is the same. Which place to look at is learned.
+The features of a token are divided: its place on the screen, its own code, the codes of the two tokens before it, the
+code of a label that is looked for, and those that the output layer reads.
+
+- First layer: two heads attend to the two tokens before.
+- Second layer: heads attend to tokens with the same code, to the token that is the label before this one, and to tokens
+  with the same label. One fetches the label of the focused field.
+- Last layer: two heads copy a place (x and y), one copies the token after that label, and one copies the token that
+  follows where the two tokens before it are the same.
+
+This is how they start; all weights are trained. Which place to look at is learned.
 """
 
 from __future__ import annotations
@@ -20,25 +26,27 @@ from palaestra.policy.screen_reader.modeling import (
     ScreenReaderForConditionalGeneration,
     fourier_features,
 )
-from palaestra.policy.screen_reader.symbols import FIRST_WIDGET, GAP, LINE, SPACE
-from palaestra.policy.screen_reader.tokenizer import character_ids, coordinate_ids
-from palaestra.policy.screen_reader.tower import CHARACTERS
+from palaestra.policy.screen_reader.tokenizer import coordinate_ids, text_tokens
 
-HIDDEN, LAYERS, HEADS, HEAD_SIZE = 192, 4, 6, 32
+HIDDEN, LAYERS, HEADS, HEAD_SIZE = 256, 4, 8, 32
 THETA = 1e7
 """Base of the rotary positions."""
-CHAR_CODE = 32
-"""Length of a character's code."""
+TOKEN_CODE = 32
+"""Length of a token's code."""
 OWN, BEFORE, BEFORE_THAT = 32, 64, 96
-"""Where the codes of a token's character and of the two before it begin."""
-PLACE_OUT, CHAR_OUT = 128, 144
-"""Where the output layer reads a coordinate and a character."""
-X_HEAD, Y_HEAD, COPY_HEAD = 0, 1, 2
-"""Heads of the last layer."""
-_BOUNDARIES = ' "\n'
-"""Characters between words, which have similar codes."""
+"""Where the codes of a token and of the two before it begin."""
+LABEL = 128
+"""Where the code of the label of the focused field begins."""
+PLACE_OUT, TOKEN_OUT = 160, 176
+"""Where the output layer reads a coordinate and a token to copy."""
+X_HEAD, Y_HEAD, START_HEAD, COPY_HEAD = (LAYERS - 1, 0), (LAYERS - 1, 1), (LAYERS - 1, 2), (LAYERS - 1, 3)
+"""Layer and head that copy a place, the first token of a text and the tokens that follow."""
+FOCUS_HEAD = (1, 4)
+"""Layer and head that attend to the focused field."""
 _FAST = 5
 """The frequencies of rotary positions by which a head tells neighbouring tokens apart."""
+_SHARPNESS = 1.3
+"""Scale of the projections of comparing heads."""
 _FIRST_SLOW = 6
 """The first frequency that hardly turns within a prompt."""
 
@@ -81,43 +89,26 @@ def build_model(tokenizer: Any, *, seed: int) -> ScreenReaderForConditionalGener
     return model
 
 
-def _character_codes() -> dict[str, Tensor]:
-    """A code per character; cases of a letter are similar, and so are the characters between words."""
+def _token_codes(tokenizer: Any) -> dict[int, Tensor]:
+    """A code per token of text; those of a word in different cases are similar."""
+    texts = text_tokens(tokenizer)
     # Sorted: the order of a set of strings differs from process to process, and with it the codes.
-    codes = {char: torch.randn(CHAR_CODE) for char in sorted({*map(chr, range(128)), *CHARACTERS})}
-    for char, code in list(codes.items()):
-        if char.isupper() and char.isascii():
-            codes[char] = 0.85 * codes[char.lower()] + 0.53 * code
-    boundary = torch.randn(CHAR_CODE)
-    for char in _BOUNDARIES:
-        codes[char] = 0.9 * boundary + 0.44 * codes[char]
-    return codes
+    words = {word: torch.randn(TOKEN_CODE) for word in sorted({text.lower() for text in texts.values()})}
+    return {token: 0.8 * words[text.lower()] + 0.6 * torch.randn(TOKEN_CODE) for token, text in sorted(texts.items())}
 
 
 def _init_embeddings(model: Any, tokenizer: Any) -> None:
-    codes = _character_codes()
     inputs, outputs = model.get_input_embeddings().weight, model.get_output_embeddings().weight
     inputs.normal_(0, 0.3)
     outputs.normal_(0, 0.05)
-    symbol, place, look = (
-        model.model.vision_tower.symbol.weight,
-        model.model.vision_tower.place.weight,
-        model.model.vision_tower.look,
-    )
-    symbol.normal_(0, 0.3)
+    place, look = model.model.vision_tower.place.weight, model.model.vision_tower.look
     look[2].weight.mul_(0.5)
-    inputs[:, : 4 * CHAR_CODE] = 0
-    symbol[:, : 4 * CHAR_CODE] = 0
-    ascii_chars = "".join(chr(code) for code in range(128))
-    for char, token in zip(ascii_chars, character_ids(tokenizer, ascii_chars), strict=True):
-        if token >= 0:
-            inputs[token, OWN : OWN + CHAR_CODE] = codes[char]
-            outputs[token, CHAR_OUT : CHAR_OUT + CHAR_CODE] += 0.25 * codes[char]
-    for place_in_table, char in enumerate(CHARACTERS):
-        symbol[place_in_table, OWN : OWN + CHAR_CODE] = codes[char]
-    for special, char in ((SPACE, " "), (GAP, " "), (LINE, "\n")):
-        symbol[special, OWN : OWN + CHAR_CODE] = codes[char]
-    symbol[FIRST_WIDGET:, OWN : OWN + CHAR_CODE] = codes["\n"] * 0.9
+    inputs[:, : 5 * TOKEN_CODE] = 0
+    # Widgets and control tokens have codes too: a field is what stands before the text in it.
+    inputs[:, OWN : OWN + TOKEN_CODE].normal_()
+    for token, code in _token_codes(tokenizer).items():
+        inputs[token, OWN : OWN + TOKEN_CODE] = code
+        outputs[token, TOKEN_OUT : TOKEN_OUT + TOKEN_CODE] += 0.25 * code
     place.zero_()
     place[: 2 * PLACE_CODE] = 0.7 * torch.eye(2 * PLACE_CODE)
     code = fourier_features(torch.arange(1000) / 999, FREQUENCIES)
@@ -130,14 +121,17 @@ def _init_heads(model: Any) -> None:
     layers = model.model.language_model.layers
     for head, offset in ((0, 1), (1, 2)):
         _attend_back(layers[0].self_attn, head, offset)
-        _copy(layers[0].self_attn, head, OWN, (BEFORE, BEFORE_THAT)[head], CHAR_CODE, gain=0.5)
-    for head in (0, 1):
-        _attend_same(layers[1].self_attn, head, [(OWN, OWN, 8), (BEFORE, BEFORE, 6), (BEFORE_THAT, BEFORE_THAT, 6)])
-    last = layers[-1].self_attn
-    for head in (X_HEAD, Y_HEAD):
+        _copy(layers[0].self_attn, head, OWN, (BEFORE, BEFORE_THAT)[head], TOKEN_CODE, gain=0.5)
+    second, last = layers[1].self_attn, layers[-1].self_attn
+    for head, query, key in ((0, OWN, OWN), (1, BEFORE, OWN), (2, BEFORE_THAT, OWN), (3, BEFORE, BEFORE)):
+        _attend_same(second, head, [(query, (key,), 20)])
+    _copy(second, FOCUS_HEAD[1], BEFORE, LABEL, TOKEN_CODE, gain=1.0)
+    for _, head in (X_HEAD, Y_HEAD):
         _copy(last, head, head * PLACE_CODE, PLACE_OUT, PLACE_CODE, gain=1.5)
-    _attend_same(last, COPY_HEAD, [(OWN, BEFORE, 12), (BEFORE, BEFORE_THAT, 8)])
-    _copy(last, COPY_HEAD, OWN, CHAR_OUT, CHAR_CODE, gain=1.0)
+    _attend_same(last, START_HEAD[1], [(LABEL, (BEFORE, BEFORE_THAT), 20)])
+    _attend_same(last, COPY_HEAD[1], [(OWN, (BEFORE,), 12), (BEFORE, (BEFORE_THAT,), 8)])
+    for _, head in (START_HEAD, COPY_HEAD):
+        _copy(last, head, OWN, TOKEN_OUT, TOKEN_CODE, gain=1.0)
 
 
 def _rows(head: int) -> slice:
@@ -157,8 +151,8 @@ def _attend_back(attention: Any, head: int, offset: int) -> None:
     attention.k_proj.bias[head * HEAD_SIZE + half + used] = strength * torch.sin(offset * frequency[used])
 
 
-def _attend_same(attention: Any, head: int, pairs: list[tuple[int, int, int]]) -> None:
-    """Make a head attend where the code at `key` equals the query's code at `query`, for each (query, key, dimensions).
+def _attend_same(attention: Any, head: int, pairs: list[tuple[int, tuple[int, ...], int]]) -> None:
+    """Make a head attend where a code at `keys` equals the query's code at `query`, for each (query, keys, dimensions).
 
     Uses only those features of a head that rotary positions hardly turn.
     """
@@ -168,11 +162,12 @@ def _attend_same(attention: Any, head: int, pairs: list[tuple[int, int, int]]) -
         projection.weight[_rows(head)] *= 0.05
         projection.bias[_rows(head)] = 0.0
     start = 0
-    for query, key, size in pairs:
-        basis = torch.linalg.qr(torch.randn(CHAR_CODE, CHAR_CODE))[0][:size]
+    for query, keys, size in pairs:
+        basis = _SHARPNESS * torch.linalg.qr(torch.randn(TOKEN_CODE, TOKEN_CODE))[0][:size]
         rows = torch.tensor(slow[start : start + size]) + head * HEAD_SIZE
-        attention.q_proj.weight[rows, query : query + CHAR_CODE] = basis
-        attention.k_proj.weight[rows, key : key + CHAR_CODE] = basis
+        attention.q_proj.weight[rows, query : query + TOKEN_CODE] = basis
+        for key in keys:
+            attention.k_proj.weight[rows, key : key + TOKEN_CODE] = basis
         start += size
 
 

@@ -1,7 +1,7 @@
-"""Examples for the language stage: a prompt as the policy writes it, the symbols of a page, and the reply to learn.
+"""Examples for the language stage: a prompt as the policy writes it, the tokens of a page, and the reply to learn.
 
 Coordinates have soft labels, a bell curve around the middle of the target, so that a sampled click explores. Copying
-heads get labels too: the symbols of the target of a click, and the source of each typed character.
+heads get labels too: the tokens of the target of a click, and the source of each typed token.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import torch
 from torch import Tensor
 
 from palaestra.policy.codecs.qwen_texts import COORDINATES
-from palaestra.policy.screen_reader.architecture import COPY_HEAD, X_HEAD, Y_HEAD
+from palaestra.policy.screen_reader.architecture import COPY_HEAD, FOCUS_HEAD, START_HEAD, X_HEAD, Y_HEAD
 from palaestra.policy.screen_reader.pages import Goal
-from palaestra.policy.screen_reader.symbols import SPACE, Box, Detections, Floats, SymbolSequence, symbol_rows
+from palaestra.policy.screen_reader.screen_tokens import ScreenTokenizer, ScreenTokens
+from palaestra.policy.screen_reader.symbols import Box, Detections, Floats, SymbolSequence
 from palaestra.policy.screen_reader.tokenizer import (
     CLICK,
     END_CLICK,
@@ -28,15 +29,26 @@ from palaestra.policy.screen_reader.tokenizer import (
     coordinate_ids,
     press_key,
     scroll_down,
+    widget_token,
 )
-from palaestra.policy.screen_reader.tower import CHARACTERS
 
 _MAX_COORDINATE = COORDINATES - 1
 
 
+@dataclass(frozen=True)
+class Source:
+    """What a head should attend to when a token is predicted."""
+
+    column: int
+    """Index of the predicted token."""
+    head: tuple[int, int]
+    """Layer and head."""
+    indices: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Example:
-    """A prompt, the symbols of its picture, and the reply."""
+    """A prompt, the tokens of its picture, and the reply."""
 
     ids: list[int]
     start: int
@@ -45,8 +57,7 @@ class Example:
     """[N, ROW_FEATURES]"""
     soft: tuple[tuple[float, float], ...] = ()
     """For a click: mean and deviation of x and of y, from 0 to 999."""
-    sources: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """(index of a predicted token, indices that the copying head should attend to)."""
+    sources: tuple[Source, ...] = ()
 
 
 class ExampleBuilder:
@@ -61,7 +72,10 @@ class ExampleBuilder:
         self._end = tokenizer.eos_token_id
         (self._click,), self._end_click = self._encode(CLICK), self._encode(END_CLICK)
         self._type, self._end_text = self._encode(TYPE), self._encode(END_TEXT)
+        (self._space,) = self._encode(" ")
         self._x, self._y = coordinate_ids(tokenizer)
+        self._screen_tokenizer = ScreenTokenizer(tokenizer)
+        self._focused = tokenizer.convert_tokens_to_ids([widget_token(kind, on=True) for kind in ("field", "textarea")])
 
     def _encode(self, text: str) -> list[int]:
         ids: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -77,22 +91,29 @@ class ExampleBuilder:
     ) -> Example | None:
         """The example of a goal on a page; None if its reply cannot be learned from this page.
 
-        That is so for targets without a symbol and for texts that are not in the prompt.
+        That is so for targets without a token and for texts that are not in the prompt.
         """
+        screen = self._screen_tokenizer.tokenize(sequence)
         instruction = self._encode(goal.instruction)
         first = len(self._head) + len(instruction) + len(self._open)
-        prompt = [*self._head, *instruction, *self._open, *[self._image] * len(sequence), *self._close]
-        rows, start = symbol_rows(sequence, size), len(prompt)
+        prompt = [*self._head, *instruction, *self._open, *[self._image] * len(screen), *self._close]
+        rows, start = screen.rows(size), len(prompt)
         if goal.target:
             return self._build_click(prompt, rows, places[goal.target], size, first, rng)
         if goal.text:
             escaped = json.dumps(goal.text, ensure_ascii=False)[1:-1]
-            reply = [*self._type, *self._encode(escaped), *self._end_text, self._end]
-            source = self._find_source(goal.text, instruction, sequence, first)
-            if source is None or len(source) != len(reply) - 2:
+            typed = self._encode(escaped)
+            reply = [*self._type, *typed, *self._end_text, self._end]
+            source = self._find_source(typed, instruction, screen, first)
+            if source is None:
                 return None
-            sources = tuple((start + 1 + place, (index,)) for place, index in enumerate(source))
-            return Example(prompt + reply, start, rows, (), sources)
+            sources = [
+                Source(start + 1 + place, COPY_HEAD if place else START_HEAD, (index,)) for place, index in source
+            ]
+            focused = tuple((np.flatnonzero(np.isin(screen.ids, self._focused)) + first).tolist())
+            if focused:
+                sources.append(Source(start + 1, FOCUS_HEAD, focused))
+            return Example(prompt + reply, start, rows, (), tuple(sources))
         written = press_key(goal.keys[0].lower()) if goal.keys else scroll_down(goal.scroll)
         return Example([*prompt, *self._encode(written), self._end], start, rows)
 
@@ -115,21 +136,33 @@ class ExampleBuilder:
         drawn_x, drawn_y = (min(_MAX_COORDINATE, max(0, round(rng.gauss(mean, deviation)))) for mean, deviation in soft)
         reply = [self._click, self._x[drawn_x], self._y[drawn_y], *self._end_click, self._end]
         start = len(prompt)
-        return Example(prompt + reply, start, rows, soft, ((start + 1, attended), (start + 2, attended)))
+        sources = (Source(start + 1, X_HEAD, attended), Source(start + 2, Y_HEAD, attended))
+        return Example(prompt + reply, start, rows, soft, sources)
 
-    def _find_source(self, text: str, instruction: list[int], sequence: SymbolSequence, first: int) -> list[int] | None:
-        """Indices of the typed characters and of the one after them: in the instruction, or else on the screen."""
-        wanted = self._encode(text)
-        for at in range(len(instruction) - len(wanted)):
-            if instruction[at : at + len(wanted)] == wanted:
-                begin = len(self._head) + at
-                return list(range(begin, begin + len(wanted) + 1))
-        symbols = sequence.symbols.tolist()
-        classes = [SPACE if char == " " else CHARACTERS.find(char) for char in text]
-        for at in range(len(symbols) - len(classes), -1, -1):
-            if symbols[at : at + len(classes)] == classes:
-                return list(range(first + at, first + at + len(classes) + 1))
-        return None
+    def _find_source(
+        self, typed: list[int], instruction: list[int], screen: ScreenTokens, first: int
+    ) -> list[tuple[int, int]] | None:
+        """(index of a typed token or of the end, index of its source): in the instruction, or else on the screen.
+
+        Spaces are no tokens on a screen; there they have no source.
+        """
+        at = _find_run(instruction, typed)
+        if at is not None:
+            return [(place, len(self._head) + at + place) for place in range(len(typed) + 1)]
+        words = [place for place, token in enumerate(typed) if token != self._space]
+        at = _find_run(screen.ids.tolist()[::-1], [typed[place] for place in words][::-1])
+        if at is None:
+            return None
+        start = len(screen) - at - len(words)
+        return [(place, first + start + rank) for rank, place in enumerate([*words, len(typed)])]
+
+
+def _find_run(tokens: list[int], wanted: list[int]) -> int | None:
+    """Where `wanted` begins first in `tokens`."""
+    for at in range(len(tokens) - len(wanted) + 1):
+        if tokens[at : at + len(wanted)] == wanted:
+            return at
+    return None
 
 
 def jitter(detections: Detections, rng: np.random.Generator) -> Detections:
@@ -151,9 +184,9 @@ class ExampleBatch:
     mask: Tensor
     """[examples, T]: 1 where there is a token."""
     rows: Tensor
-    """[symbols of all examples, ROW_FEATURES]"""
+    """[screen tokens of all examples, ROW_FEATURES]"""
     counts: list[int]
-    """Symbols per example."""
+    """Screen tokens per example."""
     at: Tensor
     """[N, 2]: row and column of the positions that predict a reply token."""
     labels: Tensor
@@ -164,8 +197,8 @@ class ExampleBatch:
     """[C] indices into `labels`."""
     attend_at: Tensor
     """[A] indices into `labels`."""
-    attend_head: Tensor
-    """[A] heads of the last layer."""
+    attend_head: list[tuple[int, int]]
+    """Layer and head of each of A labels."""
     attend: Tensor
     """[A, T]: 1 where the head should attend."""
 
@@ -176,28 +209,30 @@ def collate(examples: Sequence[Example], padding: int) -> ExampleBatch:
     ids = torch.full((len(examples), length), padding)
     mask = torch.zeros(len(examples), length, dtype=torch.long)
     labels: list[int] = []
-    at, soft, soft_at, attend_at, attend_head, attend = [], [], [], [], [], []
+    at, soft, soft_at, attend_at, attend = [], [], [], [], []
+    attend_head: list[tuple[int, int]] = []
     line = torch.arange(float(COORDINATES))
     for row, example in enumerate(examples):
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
         mask[row, : len(example.ids)] = 1
-        sources = dict(example.sources)
+        sources: dict[int, list[Source]] = {}
+        for source in example.sources:
+            sources.setdefault(source.column, []).append(source)
         for column in range(example.start, len(example.ids)):
             index = len(labels)
             at.append((row, column - 1))
             labels.append(example.ids[column])
             axis = column - example.start - 1
-            is_coordinate = 0 <= axis < len(example.soft)
-            if is_coordinate:
+            if 0 <= axis < len(example.soft):
                 mean, deviation = example.soft[axis]
                 soft.append(torch.softmax(-0.5 * ((line - mean) / deviation) ** 2, 0))
                 soft_at.append(index)
-            if column in sources:
+            for source in sources.get(column, ()):
                 target = torch.zeros(length)
-                target[list(sources[column])] = 1.0
+                target[list(source.indices)] = 1.0
                 attend.append(target)
                 attend_at.append(index)
-                attend_head.append((X_HEAD, Y_HEAD)[axis] if is_coordinate else COPY_HEAD)
+                attend_head.append(source.head)
     return ExampleBatch(
         ids,
         mask,
@@ -208,6 +243,6 @@ def collate(examples: Sequence[Example], padding: int) -> ExampleBatch:
         torch.stack(soft) if soft else torch.zeros(0, COORDINATES),
         torch.tensor(soft_at, dtype=torch.long),
         torch.tensor(attend_at, dtype=torch.long),
-        torch.tensor(attend_head, dtype=torch.long),
+        attend_head,
         torch.stack(attend) if attend else torch.zeros(0, length),
     )

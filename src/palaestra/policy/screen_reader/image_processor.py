@@ -1,4 +1,4 @@
-"""The image processor of the reading model: a picture becomes the symbols that the vision tower finds on it."""
+"""The image processor of the reading model: a picture becomes the tokens of what the vision tower finds."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palaestra.policy.screen_reader.detection import detect
-from palaestra.policy.screen_reader.symbols import BLANK, Floats, SymbolSequence, read_in_order, symbol_rows
+from palaestra.policy.screen_reader.screen_tokens import ScreenTokenizer
+from palaestra.policy.screen_reader.symbols import Floats, SymbolSequence, read_in_order
 from palaestra.policy.screen_reader.tower import Tower
 
 WEIGHTS = "vision_tower.safetensors"
-MAX_SYMBOLS = 1500
-"""Further symbols of a screen are left out."""
+MAX_TOKENS = 1500
+"""Further tokens of a screen are left out."""
+
+
+def load_tower(path: Path) -> Tower:
+    """The tower of a model directory."""
+    tower = Tower()
+    tower.load_state_dict({name: weight.float() for name, weight in load_file(path / WEIGHTS).items()})
+    return tower.eval()
 
 
 class PictureReader:
@@ -25,15 +33,16 @@ class PictureReader:
     reads_pictures = True
     model_input_names = ("pixel_values", "image_grid_thw")
 
-    def __init__(self, tower: Tower) -> None:
+    def __init__(self, tower: Tower, tokenizer: Any) -> None:
         self.tower = tower.eval().requires_grad_(False)
+        self.screen_tokenizer = ScreenTokenizer(tokenizer)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **_: Any) -> Self:
-        """Load the tower of a model directory."""
-        tower = Tower()
-        tower.load_state_dict({name: weight.float() for name, weight in load_file(Path(path) / WEIGHTS).items()})
-        return cls(tower)
+        """Load the tower and the tokenizer of a model directory."""
+        from transformers import PreTrainedTokenizerFast
+
+        return cls(load_tower(Path(path)), PreTrainedTokenizerFast.from_pretrained(path))
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write the tower into a model directory."""
@@ -45,15 +54,9 @@ class PictureReader:
         return read_in_order(detect(self.tower, np.asarray(image.convert("RGB"))))
 
     def __call__(self, *, images: list[Any], **_: Any) -> dict[str, torch.Tensor]:
-        """Rows of symbols of PIL images, one picture after the other."""
+        """Rows of the tokens of PIL images, one picture after the other."""
         rows = [torch.from_numpy(self._rows(image)) for image in images]
         return {"pixel_values": torch.cat(rows)}
 
     def _rows(self, image: Any) -> Floats:
-        rows = symbol_rows(self.read(image), image.size)[:MAX_SYMBOLS]
-        if len(rows):
-            return rows
-        # An empty screen is one symbol, so that a prompt always has a picture.
-        blank = np.zeros((1, rows.shape[1]), np.float32)
-        blank[0, 0] = BLANK
-        return blank
+        return self.screen_tokenizer.tokenize(self.read(image)).rows(image.size)[:MAX_TOKENS]

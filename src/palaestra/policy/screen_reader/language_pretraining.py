@@ -1,6 +1,6 @@
 """Train the language model to act on synthetic pages: what to click, what to type and when.
 
-The loss has four parts: the tokens of the grammar, copied characters, coordinates against their soft labels, and the
+The loss has four parts: the tokens of the grammar, copied tokens, coordinates against their soft labels, and the
 attention of the copying heads against their sources. Without the last part the heads take many times as long to find
 what to copy.
 """
@@ -11,6 +11,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from palaestra.errors import ConfigError
-from palaestra.policy.screen_reader.architecture import COPY_HEAD, HEAD_SIZE
+from palaestra.policy.screen_reader.architecture import COPY_HEAD, FOCUS_HEAD, HEAD_SIZE, START_HEAD, X_HEAD, Y_HEAD
 from palaestra.policy.screen_reader.examples import Example, ExampleBatch, ExampleBuilder, collate, jitter
 from palaestra.policy.screen_reader.pages import Goal
 from palaestra.policy.screen_reader.symbols import Box, Detections, read_in_order
@@ -28,10 +29,9 @@ from palaestra.policy.screen_reader.tokenizer import coordinate_ids
 _GRAMMAR_WEIGHT, _ATTENTION_WEIGHT = 0.5, 0.5
 _MAX_TOKENS = 400
 """Longer examples are left out: they take most of the time and are few."""
-_MAX_DRAWS = 100
-"""Draws per example of a batch after which pages without a single example are refused."""
-_COPYING_HEADS = 3
-"""The first heads of the last layer; see `architecture`."""
+_GOALS_PER_PAGE = 2
+_LABELLED_HEADS = {"look_click": (X_HEAD, Y_HEAD), "look_start": (START_HEAD,), "look_copy": (COPY_HEAD,), "look_focus": (FOCUS_HEAD,)}
+"""Layer and head of those whose attention has labels, by the name of the metric."""
 
 
 class LanguageTrainer:
@@ -42,17 +42,22 @@ class LanguageTrainer:
         x, y = coordinate_ids(tokenizer)
         self._coordinates = torch.tensor([x, y])
         self._optimizer = torch.optim.AdamW(model.parameters(), learning_rate, weight_decay=0.01, betas=(0.9, 0.98))
-        self._captured: dict[str, Any] = {}
-        last = model.model.language_model.layers[-1].self_attn
-        self._hook = last.register_forward_pre_hook(self._capture, with_kwargs=True)
+        self._inputs: dict[int, dict[str, Any]] = {}
+        """Inputs of the attention of layers that have heads with labels."""
+        layers = model.model.language_model.layers
+        self._hooks = [
+            layers[layer].self_attn.register_forward_pre_hook(partial(self._capture, layer), with_kwargs=True)
+            for layer in {layer for heads in _LABELLED_HEADS.values() for layer, _ in heads}
+        ]
         self.averages: dict[str, float] = {}
 
     def close(self) -> None:
         """Detach from the model."""
-        self._hook.remove()
+        for hook in self._hooks:
+            hook.remove()
 
-    def _capture(self, module: Any, arguments: Any, named: dict[str, Any]) -> None:
-        self._captured = named if "hidden_states" in named else {**named, "hidden_states": arguments[0]}
+    def _capture(self, layer: int, module: Any, arguments: Any, named: dict[str, Any]) -> None:
+        self._inputs[layer] = named if "hidden_states" in named else {**named, "hidden_states": arguments[0]}
 
     def step(self, batch: ExampleBatch) -> None:
         """Train on one batch."""
@@ -83,13 +88,12 @@ class LanguageTrainer:
         total = _GRAMMAR_WEIGHT * grammar_loss
         is_right = log_probs.argmax(-1) == batch.labels
         metrics = {"loss": float(grammar_loss.detach())}
-        copied = batch.attend_at[batch.attend_head == COPY_HEAD]
-        if len(copied):
-            # Mean over characters: a wrong character spoils the whole text.
-            total = total + token_loss[copied].mean()
-            metrics["char"] = float(is_right[copied].float().mean())
-            is_start = torch.cat([torch.ones(1, dtype=torch.bool), copied.diff() > 1])
-            metrics["first_char"] = float(is_right[copied[is_start]].float().mean())
+        for name, heads in (("started", (START_HEAD,)), ("copied", (COPY_HEAD,))):
+            copied = batch.attend_at[_has_head(batch, heads)]
+            if len(copied):
+                # Mean over copied tokens: a wrong one spoils the whole text.
+                total = total + token_loss[copied].mean()
+                metrics[name] = float(is_right[copied].float().mean())
         if len(batch.soft):
             ids = self._coordinates.repeat(len(batch.soft) // 2, 1)
             predicted = log_probs[batch.soft_at].gather(-1, ids)
@@ -99,34 +103,36 @@ class LanguageTrainer:
             metrics["coordinate_kl"] = float(distance.detach())
         is_first = torch.cat([torch.ones(1, dtype=torch.bool), batch.at[1:, 0] != batch.at[:-1, 0]])
         metrics["action"] = float(is_right[is_first].float().mean())
-        if len(batch.attend):
-            attention = self._attention(batch)
-            mass = (attention * batch.attend).sum(-1)
-            total = total - _ATTENTION_WEIGHT * mass.clamp_min(1e-5).log().mean()
-            is_click = batch.attend_head != COPY_HEAD
-            for name, rows in (("look_click", is_click), ("look_copy", ~is_click)):
-                if rows.any():
-                    metrics[name] = float(mass[rows].detach().mean())
+        for name, heads in _LABELLED_HEADS.items():
+            for head in heads:
+                chosen = _has_head(batch, (head,))
+                if chosen.any():
+                    mass = (self._attention(batch, head, chosen) * batch.attend[chosen]).sum(-1)
+                    total = total - _ATTENTION_WEIGHT * mass.clamp_min(1e-5).log().mean()
+                    metrics[name] = float(mass.detach().mean())
         return total, metrics
 
-    def _attention(self, batch: ExampleBatch) -> Tensor:
-        """Attention [A, T] of the last layer's copying heads at the chosen positions."""
-        attention = self.model.model.language_model.layers[-1].self_attn
-        hidden = self._captured["hidden_states"]
-        cos, sin = self._captured["position_embeddings"]
+    def _attention(self, batch: ExampleBatch, place: tuple[int, int], chosen: Tensor) -> Tensor:
+        """Attention [A, T] of a head at the positions of the chosen labels."""
+        layer, head = place
+        attention = self.model.model.language_model.layers[layer].self_attn
+        hidden = self._inputs[layer]["hidden_states"]
+        cos, sin = self._inputs[layer]["position_embeddings"]
         count, length, _ = hidden.shape
-        size = _COPYING_HEADS * HEAD_SIZE
-        keys = functional.linear(hidden, attention.k_proj.weight[:size], attention.k_proj.bias[:size])
-        keys = _rotate(keys.view(count, length, _COPYING_HEADS, HEAD_SIZE).float(), cos.unsqueeze(2), sin.unsqueeze(2))
-        row, column = batch.at[batch.attend_at].T
-        queries = functional.linear(hidden[row, column], attention.q_proj.weight[:size], attention.q_proj.bias[:size])
-        queries = queries.view(-1, _COPYING_HEADS, HEAD_SIZE)[torch.arange(len(row)), batch.attend_head].float()
+        own = slice(head * HEAD_SIZE, (head + 1) * HEAD_SIZE)
+        keys = functional.linear(hidden, attention.k_proj.weight[own], attention.k_proj.bias[own]).float()
+        keys = _rotate(keys, cos, sin)
+        row, column = batch.at[batch.attend_at[chosen]].T
+        queries = functional.linear(hidden[row, column], attention.q_proj.weight[own], attention.q_proj.bias[own])
         cos, sin = cos.expand(count, -1, -1)[row, column], sin.expand(count, -1, -1)[row, column]
-        queries = _rotate(queries, cos, sin)
-        head_keys = keys[row, :, batch.attend_head]
-        scores = torch.einsum("atd,ad->at", head_keys, queries) / math.sqrt(HEAD_SIZE)
+        scores = torch.einsum("atd,ad->at", keys[row], _rotate(queries.float(), cos, sin)) / math.sqrt(HEAD_SIZE)
         is_visible = (torch.arange(length) <= column[:, None]) & (batch.mask[row] > 0)
         return torch.softmax(scores.masked_fill(~is_visible, float("-inf")), -1)
+
+
+def _has_head(batch: ExampleBatch, heads: Sequence[tuple[int, int]]) -> Tensor:
+    """Which labels are for one of these heads, [A]."""
+    return torch.tensor([head in heads for head in batch.attend_head], dtype=torch.bool)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -145,30 +151,28 @@ class LanguagePage:
     detections: Detections
     places: Mapping[str, Box]
     """Boxes of the elements that goals refer to."""
+    is_exact: bool
+    """Whether the detections are the labels of the browser; they are then moved a little, as a tower's are."""
 
 
 def pretrain_language(
     model: Any,
     tokenizer: Any,
-    pages: Sequence[LanguagePage],
+    blocks: Iterator[Sequence[LanguagePage]],
     *,
     steps: int,
-    batch_size: int,
+    tokens: int,
     learning_rate: float,
     blur_px: float,
-    noisy: bool,
     seed: int,
     log: Callable[[str], None],
 ) -> dict[str, float]:
-    """Train on the goals of pages; returns exponential averages of the metrics.
-
-    `noisy` moves detections a little.
-    """
+    """Train on the goals of blocks of pages, in batches of about `tokens`; returns averages of the metrics."""
     # Attention with explicit matrices: in bfloat16 its backward pass is faster on a CPU.
     model.model.language_model.set_attn_implementation("eager")
     builder = ExampleBuilder(tokenizer, blur_px=blur_px)
     trainer = LanguageTrainer(model, tokenizer, learning_rate=learning_rate, steps=steps)
-    batches = _draw_batches(builder, pages, batch_size, noisy=noisy, seed=seed)
+    batches = draw_batches(builder, blocks, tokens=tokens, seed=seed)
     for step in range(steps):
         trainer.step(collate(next(batches), tokenizer.pad_token_id))
         if step % 100 == 99 or step == steps - 1:
@@ -179,25 +183,33 @@ def pretrain_language(
     return trainer.averages
 
 
-def _draw_batches(
-    builder: ExampleBuilder, pages: Sequence[LanguagePage], size: int, *, noisy: bool, seed: int
+def draw_batches(
+    builder: ExampleBuilder, blocks: Iterator[Sequence[LanguagePage]], *, tokens: int, seed: int
 ) -> Iterator[list[Example]]:
-    """Endless batches of examples of similar length."""
+    """Batches of examples of similar length, from one block of pages after the other."""
     rng, noise = random.Random(seed), np.random.default_rng(seed)
-    while True:
+    for pages in blocks:
         examples: list[Example] = []
-        draws = 0
-        while len(examples) < 8 * size:
-            draws += 1
-            if draws > _MAX_DRAWS * size and not examples:
-                reason = f"none of {draws - 1} drawn goals can be learned from: their targets are not among the symbols"
-                raise ConfigError("recipe.pages", len(pages), reason, "Draw more pages, or train the tower for longer")
-            page = rng.choice(pages)
-            sequence = read_in_order(jitter(page.detections, noise) if noisy else page.detections)
-            example = builder.build(rng.choice(page.goals), sequence, page.places, page.size, rng)
-            if example is not None and len(example.ids) <= _MAX_TOKENS:
-                examples.append(example)
-        examples.sort(key=lambda example: len(example.ids))
-        batches = [examples[start : start + size] for start in range(0, len(examples), size)]
+        for page in pages:
+            sequence = read_in_order(jitter(page.detections, noise) if page.is_exact else page.detections)
+            for goal in rng.sample(page.goals, min(len(page.goals), _GOALS_PER_PAGE)):
+                example = builder.build(goal, sequence, page.places, page.size, rng)
+                if example is not None and len(example.ids) <= _MAX_TOKENS:
+                    examples.append(example)
+        if not examples:
+            reason = f"none of the goals of {len(pages)} pages can be learned from: their targets are not on the screen"
+            raise ConfigError("recipe.act_pages", len(pages), reason, "Draw more pages, or train the tower for longer")
+        examples.sort(key=lambda example: len(example.ids) + rng.random())
+        batches = _divide(examples, tokens)
         rng.shuffle(batches)
         yield from batches
+
+
+def _divide(examples: Sequence[Example], tokens: int) -> list[list[Example]]:
+    """Batches that have at most so many tokens after padding, or one example; examples are sorted by length."""
+    batches: list[list[Example]] = [[]]
+    for example in examples:
+        if batches[-1] and (len(batches[-1]) + 1) * len(example.ids) > tokens:
+            batches.append([])
+        batches[-1].append(example)
+    return batches

@@ -1,8 +1,9 @@
-"""The reading model as a transformers model: a connector for the symbols of a screen, and a causal language model.
+"""The reading model as a transformers model: a connector for the tokens of a screen, and a causal language model.
 
 The language model is any that transformers builds from a configuration: the small one that ships with the package, or
-a pretrained one. The rows of `pixel_values` are symbols, of `symbols.ROW_FEATURES` numbers each. The tower that finds
-them belongs to the image processor, because it is frozen and a picture is read once.
+a pretrained one. The rows of `pixel_values` are tokens of the screen, of `screen_tokens.ROW_FEATURES` numbers each. They
+have the embeddings that the same tokens have in text, and the connector adds where they stand and what they look like.
+The tower that finds them belongs to the image processor, because it is frozen and a picture is read once.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from palaestra.policy.screen_reader.symbols import SYMBOLS
+from palaestra.policy.screen_reader.screen_tokens import LOOK_FEATURES
 
 MODEL_TYPE = "palaestra_screen_reader"
 FREQUENCIES = 0.5 * 1.25 ** torch.arange(8)
@@ -44,23 +45,22 @@ class ScreenReaderConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         return self.text_config
 
 
-class SymbolConnector(nn.Module):
-    """From symbols to embeddings of the language model."""
+class ScreenConnector(nn.Module):
+    """Places and looks of the tokens of a screen as additions to their embeddings."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.symbol = nn.Embedding(SYMBOLS, hidden)
         self.place = nn.Linear(2 * PLACE_CODE, hidden, bias=False)
-        self.look = nn.Sequential(nn.Linear(5, 64), nn.GELU(), nn.Linear(64, hidden))
+        self.look = nn.Sequential(nn.Linear(LOOK_FEATURES, 64), nn.GELU(), nn.Linear(64, hidden))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """`rows` are [N, ROW_FEATURES]."""
-        symbols, places, look = rows[:, 0].long(), rows[:, 1:3], rows[:, 3:]
+        """`rows` are [N, ROW_FEATURES]; returns [N, hidden]."""
+        places, look = rows[:, 1:3], rows[:, 3:]
         # Not a buffer: those that are not saved are undefined after from_pretrained.
         frequencies = FREQUENCIES.to(rows.device)
         code = torch.cat([fourier_features(places[:, axis], frequencies) for axis in (0, 1)], -1)
-        embedding: Tensor = self.symbol(symbols) + self.place(code.to(rows.dtype)) + self.look(look)
-        return embedding
+        addition: Tensor = self.place(code.to(rows.dtype)) + self.look(look)
+        return addition
 
 
 class ScreenReaderPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-call]
@@ -75,12 +75,12 @@ class ScreenReaderPreTrainedModel(PreTrainedModel):  # type: ignore[no-untyped-c
 
 
 class ScreenReaderModel(ScreenReaderPreTrainedModel):  # type: ignore[no-untyped-call]
-    """Symbols and text to hidden states."""
+    """Screens and text to hidden states."""
 
     def __init__(self, config: ScreenReaderConfig) -> None:
         super().__init__(config)
         self.language_model = AutoModel.from_config(config.text_config)  # type: ignore[no-untyped-call]
-        self.vision_tower = SymbolConnector(config.text_config.hidden_size)
+        self.vision_tower = ScreenConnector(config.text_config.hidden_size)
         self.post_init()  # type: ignore[no-untyped-call]
 
     def get_input_embeddings(self) -> Any:
@@ -92,10 +92,11 @@ class ScreenReaderModel(ScreenReaderPreTrainedModel):  # type: ignore[no-untyped
         self.language_model.set_input_embeddings(value)
 
     def get_image_features(self, pixel_values: Tensor, image_grid_thw: Tensor, **_: Any) -> Any:
-        """Embeddings of each picture's symbols, as a tuple in `pooler_output`."""
+        """Embeddings of each picture's tokens, as a tuple in `pooler_output`."""
         counts = image_grid_thw.prod(-1).tolist()
-        weight = self.get_input_embeddings().weight
-        features = self.vision_tower(pixel_values.to(self.vision_tower.place.weight.dtype)).to(weight.dtype)
+        embeddings = self.get_input_embeddings()(pixel_values[:, 0].long())
+        places = self.vision_tower(pixel_values.to(self.vision_tower.place.weight.dtype))
+        features = embeddings + places.to(embeddings.dtype)
         return SimpleNamespace(pooler_output=tuple(features.split(counts)))
 
     def forward(
@@ -110,7 +111,7 @@ class ScreenReaderModel(ScreenReaderPreTrainedModel):  # type: ignore[no-untyped
         mm_encoder_outputs: Any = None,
         **more: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states; pictures as symbols (`pixel_values`) or already embedded (`mm_encoder_outputs`)."""
+        """Hidden states; pictures as rows of tokens (`pixel_values`) or already embedded (`mm_encoder_outputs`)."""
         embeddings = self.get_input_embeddings()(input_ids)
         images = None
         if mm_encoder_outputs is not None:

@@ -1,9 +1,9 @@
 """From a seed to a reading model: draw pages, train the tower, then the language model, and write the files.
 
 1. *Pages* are drawn by Chromium, with the place of every character and widget.
-2. *Vision* (`seeing`): the tower learns to find them, in a process of its own.
-3. *Language* (`acting`): the language model learns what to do next, from the labels of the browser.
-4. *Together* (`reading`): it is trained further on the detections of the tower.
+2. *Vision* (`seeing`): the tower learns to find them.
+3. *Language* (`acting`): the language model learns what to do next on further pages. Half of them are given as the browser
+   reports them, with noise, and half as the tower reads them.
 
 The same seed, packages, processor and Chromium give the same weights. The directory has the layout of the Hugging Face
 hub, with the tower in `vision_tower.safetensors` and a manifest.
@@ -15,20 +15,20 @@ import asyncio
 import multiprocessing
 import random
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from palaestra.errors import ConfigError
-from palaestra.policy.model_directory import write_model_directory
+from palaestra.errors import CheckpointError, ConfigError
+from palaestra.policy.model_directory import read_manifest, write_model_directory
 from palaestra.policy.screen_reader.architecture import build_model
 from palaestra.policy.screen_reader.detection import detect
-from palaestra.policy.screen_reader.image_processor import PictureReader
+from palaestra.policy.screen_reader.image_processor import PictureReader, load_tower
 from palaestra.policy.screen_reader.language_pretraining import LanguagePage, pretrain_language
 from palaestra.policy.screen_reader.pages import Goal, draw_page
 from palaestra.policy.screen_reader.rendering import DrawnPage, PageRenderer
@@ -42,28 +42,32 @@ SHIPPED = Path(__file__).parent / "checkpoint"
 """The model that comes with the package."""
 
 
+_SHARD, _BLOCK = 1000, 4
+"""Pages that are drawn together, and shards whose examples are sorted into batches together."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReaderRecipe:
     """Everything that determines the weights."""
 
     seed: int = 0
-    pages: int = 9000
-    """Pages for all stages; a fifth of them is dense text for the tower."""
-    more_pages: int = 8000
-    """Further pages for the language stage."""
+    tower: str = ""
+    """Name or directory of a reading model whose tower is used; empty: a tower is trained."""
+    see_pages: int = 9000
+    """Pages for the tower; a fifth of them is dense text."""
     see_steps: int = 4000
     see_batch: int = 8
     see_rate: float = 2e-3
-    act_steps: int = 3000
-    act_batch: int = 16
+    act_pages: int = 90_000
+    act_steps: int = 6000
+    act_tokens: int = 2400
+    """Tokens in a batch."""
     act_rate: float = 2e-3
-    read_steps: int = 700
-    read_rate: float = 7e-4
     blur_px: float = 3.0
     """Width of the coordinates' soft labels."""
 
     def __post_init__(self) -> None:
-        for name in ("pages", "more_pages", "see_steps", "see_batch", "act_steps", "act_batch", "read_steps"):
+        for name in ("see_pages", "see_steps", "see_batch", "act_pages", "act_steps", "act_tokens"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"recipe.{name}", getattr(self, name), "must be at least 1")
 
@@ -110,61 +114,46 @@ async def draw_pages(count: int, *, seed: int, dense: bool = True) -> list[Label
 def train_reader(recipe: ReaderRecipe, log: Callable[[str], None] = lambda line: None) -> TrainedReader:
     """Train a model; `log` receives progress messages.
 
-    The tower is trained in a process of its own: until the last stage the language model does not need it.
+    Pages of the language stage are drawn and read in a process of its own, ahead of the training.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        tower, seeing = _get_tower(recipe, log)
+        tokenizer = build_tokenizer()
+        model = build_model(tokenizer, seed=recipe.seed)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
-            vision = executor.submit(_train_tower, recipe)
-            pages = asyncio.run(_draw_first_pages(recipe))
-            more = asyncio.run(draw_pages(recipe.more_pages, seed=recipe.seed + 77, dense=False))
-            log(f"drew {len(pages) + len(more)} pages")
-            tokenizer = build_tokenizer()
-            model = build_model(tokenizer, seed=recipe.seed)
-            train = partial(pretrain_language, model, tokenizer, batch_size=recipe.act_batch, blur_px=recipe.blur_px)
-            labelled = [_use_labels(page) for page in [*pages, *more] if page.goals]
-            acting = train(
-                labelled,
+            acting = pretrain_language(
+                model,
+                tokenizer,
+                _language_pages(recipe, tower, executor),
                 steps=recipe.act_steps,
+                tokens=recipe.act_tokens,
                 learning_rate=recipe.act_rate,
-                noisy=True,
+                blur_px=recipe.blur_px,
                 seed=recipe.seed,
                 log=lambda line: log(f"acting {line}"),
             )
-            tower, seeing, lines = vision.result()
-        for line in lines:
-            log(f"seeing {line}")
-        read = [_use_tower(page, tower) for page in pages if page.goals]
-        log(f"read {len(read)} pages")
-        reading = train(
-            read,
-            steps=recipe.read_steps,
-            learning_rate=recipe.read_rate,
-            noisy=False,
-            seed=recipe.seed + 1,
-            log=lambda line: log(f"reading {line}"),
-        )
+            executor.shutdown(cancel_futures=True)
     finally:
         torch.set_num_threads(threads)
     trained: Any = model  # transformers' eval is untyped
-    return TrainedReader(
-        trained.eval(), tokenizer, tower.eval(), {"seeing": seeing, "acting": acting, "reading": reading}
-    )
+    return TrainedReader(trained.eval(), tokenizer, tower, {"seeing": seeing, "acting": acting})
 
 
-async def _draw_first_pages(recipe: ReaderRecipe) -> list[LabelledPage]:
-    """The pages that both parts are trained on."""
-    return await draw_pages(recipe.pages, seed=recipe.seed + 1)
-
-
-def _train_tower(recipe: ReaderRecipe) -> tuple[Tower, dict[str, float], list[str]]:
-    """The tower, the metrics of its training, and progress messages."""
-    torch.set_num_threads(1)
+def _get_tower(recipe: ReaderRecipe, log: Callable[[str], None]) -> tuple[Tower, dict[str, float]]:
+    """The tower of another model, or one that is trained; and the metrics of its training."""
+    if recipe.tower:
+        directory = SHIPPED if recipe.tower == "tiny-reader" else Path(recipe.tower)
+        try:
+            return load_tower(directory), read_manifest(directory)["figures"]["seeing"]
+        except (OSError, KeyError, CheckpointError) as error:
+            reason = f"has no tower of a reading model ({error})"
+            raise ConfigError("recipe.tower", recipe.tower, reason, "Name its directory, or tiny-reader") from None
     torch.manual_seed(recipe.seed)
     tower = Tower()
-    lines: list[str] = []
-    pages = asyncio.run(_draw_first_pages(recipe))
+    pages = asyncio.run(draw_pages(recipe.see_pages, seed=recipe.seed + 1))
+    log(f"drew {len(pages)} pages")
     metrics = pretrain_vision(
         tower,
         [page.drawn for page in pages],
@@ -172,9 +161,38 @@ def _train_tower(recipe: ReaderRecipe) -> tuple[Tower, dict[str, float], list[st
         batch_size=recipe.see_batch,
         learning_rate=recipe.see_rate,
         seed=recipe.seed,
-        log=lines.append,
+        log=lambda line: log(f"seeing {line}"),
     )
-    return tower, metrics, lines
+    return tower.eval(), metrics
+
+
+def _language_pages(
+    recipe: ReaderRecipe, tower: Tower, executor: ProcessPoolExecutor
+) -> Iterator[Sequence[LanguagePage]]:
+    """Blocks of pages for the language stage, over and over, in the same order."""
+    sizes = [min(_SHARD, recipe.act_pages - start) for start in range(0, recipe.act_pages, _SHARD)]
+    seeds = [1000 * (recipe.seed + 1) + shard for shard in range(len(sizes))]
+    weights = tower.state_dict()
+    drawn = [executor.submit(_draw_shard, size, seed, weights) for size, seed in zip(sizes, seeds, strict=True)]
+    while True:
+        for start in range(0, len(drawn), _BLOCK):
+            yield [page for shard in drawn[start : start + _BLOCK] for page in shard.result()]
+
+
+def _draw_shard(count: int, seed: int, weights: dict[str, Tensor]) -> list[LanguagePage]:
+    """Pages with goals; every other one as the tower reads it."""
+    torch.set_num_threads(1)
+    tower = Tower()
+    tower.load_state_dict(weights)
+    pages = [page for page in asyncio.run(draw_pages(count, seed=seed, dense=False)) if page.goals]
+    read = [
+        detect(tower.eval(), page.drawn.pixels) if place % 2 else page.drawn.detections()
+        for place, page in enumerate(pages)
+    ]
+    return [
+        LanguagePage(page.size, page.goals, detections, page.drawn.places, is_exact=place % 2 == 0)
+        for place, (page, detections) in enumerate(zip(pages, read, strict=True))
+    ]
 
 
 def write_reader(trained: TrainedReader, recipe: ReaderRecipe, path: Path) -> dict[str, Any]:
@@ -183,7 +201,7 @@ def write_reader(trained: TrainedReader, recipe: ReaderRecipe, path: Path) -> di
     def save(directory: Path) -> None:
         trained.model.half().save_pretrained(directory)
         trained.tokenizer.save_pretrained(directory)
-        PictureReader(trained.tower).save_pretrained(directory)
+        PictureReader(trained.tower, trained.tokenizer).save_pretrained(directory)
 
     weights = [*trained.model.parameters(), *trained.tower.parameters()]
     facts = {
@@ -193,13 +211,3 @@ def write_reader(trained: TrainedReader, recipe: ReaderRecipe, path: Path) -> di
         "browser": subprocess.run([find_chromium().path, "--version"], capture_output=True, text=True).stdout.strip(),
     }
     return write_model_directory(path, save, facts, trained.figures)
-
-
-def _use_labels(page: LabelledPage) -> LanguagePage:
-    """The page with the browser's labels as detections."""
-    return LanguagePage(page.size, page.goals, page.drawn.detections(), page.drawn.places)
-
-
-def _use_tower(page: LabelledPage, tower: Tower) -> LanguagePage:
-    """The page with the tower's detections."""
-    return LanguagePage(page.size, page.goals, detect(tower, page.drawn.pixels), page.drawn.places)

@@ -1,4 +1,4 @@
-"""From detections to a sequence of symbols in reading order, which the language model gets in place of the picture.
+"""From detections to a sequence of symbols in reading order.
 
 A symbol is a character, a space, the start of a line, a wide gap or a widget. Each has a place, a size and the mean
 colour of its box. Detections of the tower and labels of the browser are sorted by the same function.
@@ -14,14 +14,11 @@ import numpy.typing as npt
 
 from palaestra.policy.screen_reader.tower import CHARACTERS, WIDGETS
 
-SPACE, LINE, GAP, BLANK = (len(CHARACTERS) + place for place in range(4))
-FIRST_WIDGET = BLANK + 1
-SYMBOLS = FIRST_WIDGET + 2 * len(WIDGETS)
-"""Number of symbols: characters, space, start of a line, wide gap, nothing, and widgets off and on."""
+SPACE, LINE, GAP = (len(CHARACTERS) + place for place in range(3))
+FIRST_WIDGET = GAP + 1
+"""Symbols are characters, space, start of a line, wide gap, and then widgets off and on."""
 SPACE_WIDTH, GAP_WIDTH = 0.16, 1.3
 """A gap between characters is a space, or separates texts, above these multiples of the text's height."""
-ROW_FEATURES = 1 + 2 + 2 + 3
-"""Symbol; centre x and y as shares of the screen; width and height in units of 100 pixels; mean colour."""
 _MAX_HEIGHT, _SAME_LINE = 24.0, 0.45
 """For sorting into lines: higher boxes count as this high, and centres on one line differ by less than this share."""
 
@@ -79,19 +76,6 @@ def mean_colours(pixels: npt.NDArray[np.uint8], boxes: Floats) -> Floats:
     total = sums[bottom, right] - sums[top, right] - sums[bottom, left] + sums[top, left]
     means: Floats = (total / ((right - left) * (bottom - top) * 255.0)[:, None]).astype(np.float32)
     return means
-
-
-def symbol_rows(sequence: SymbolSequence, size: tuple[int, int]) -> Floats:
-    """Symbols as the model's connector takes them, [N, ROW_FEATURES]; `size` is the screen's width and height."""
-    rows = np.zeros((len(sequence), ROW_FEATURES), np.float32)
-    width, height = size
-    rows[:, 0] = sequence.symbols
-    rows[:, 1] = (sequence.boxes[:, 0] + sequence.boxes[:, 2] / 2) / width
-    rows[:, 2] = (sequence.boxes[:, 1] + sequence.boxes[:, 3] / 2) / height
-    rows[:, 3] = sequence.boxes[:, 2] / 100
-    rows[:, 4] = sequence.boxes[:, 3] / 100
-    rows[:, 5:] = sequence.colours
-    return rows
 
 
 def read_in_order(detections: Detections) -> SymbolSequence:

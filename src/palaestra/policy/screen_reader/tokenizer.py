@@ -1,11 +1,15 @@
-"""The reading model's tokenizer: characters, coordinates and phrases of the action grammar.
+"""The reading model's tokenizer: pieces of words, widgets, coordinates and phrases of the action grammar.
 
-All text is spelled, so that it can be compared with the text on the screen character by character. A click is five
-tokens: the phrase before the coordinates, `[x`, `, y]`, the phrase after them and the end.
+Text of the instruction, of the screen and of the reply is divided in the same way, so that a word is compared and copied
+as one or a few tokens. Spaces are tokens of their own, and a word is divided at the same places whatever its case. A
+click is five tokens: the phrase before the coordinates, `[x`, `, y]`, the phrase after them and the end.
 """
 
 from __future__ import annotations
 
+import random
+import re
+from collections.abc import Iterator
 from typing import Any
 
 from palaestra.policy.codecs.qwen_texts import (
@@ -16,7 +20,21 @@ from palaestra.policy.codecs.qwen_texts import (
     SPECIAL_TOKENS,
     add_folded_calls,
 )
+from palaestra.policy.screen_reader.pages import draw_page
+from palaestra.policy.screen_reader.pages.words import random_label, random_value, random_word
+from palaestra.policy.screen_reader.tower import CHARACTERS, WIDGETS
 
+MERGES = 400
+"""Learned merges of letters; each exists in lower case, with a capital and in upper case."""
+SIGNS = "".join(char for char in CHARACTERS if not char.isascii())
+"""Characters on screens that are more than a byte long; each is a token."""
+BLANK = "<|blank|>"
+"""Stands for a screen on which nothing was found."""
+_PIECES = r' ?"|[A-Za-z]+|[0-9]{1,2}|[^A-Za-z0-9]'
+"""What merges do not cross. An opening quotation mark takes the space before it along."""
+_MAX_KNOWN = 50_000
+"""Words whose division is remembered."""
+_CORPUS_SEED, _CORPUS_WORDS, _CORPUS_PAGES = 0, 20_000, 3_000
 _KEYS = (
     "enter tab escape backspace delete space up down left right home end pageup pagedown shift ctrl alt a c v x".split()
 )
@@ -73,20 +91,30 @@ is on the screen can be compared with it. -#}
 """
 
 
+def widget_token(kind: str, *, on: bool) -> str:
+    """The token of a widget; `on`: checked or focused."""
+    return f"<|{kind}{'*' if on else ''}|>"
+
+
 def build_tokenizer() -> Any:
-    """Build the tokenizer; nothing in it is learned from data."""
+    """Build the tokenizer; its merges are learned from the words of synthetic pages, always the same ones."""
     import transformers
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
     library: Any = transformers  # untyped
+    merges = _add_cases(_learn_merges())
     entries = sorted(pre_tokenizers.ByteLevel.alphabet())
-    model = models.BPE(vocab={entry: place for place, entry in enumerate(entries)}, merges=[])
-    inner = Tokenizer(model)
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    entries += list(dict.fromkeys(first + second for first, second in merges))
+    inner = Tokenizer(models.BPE(vocab={entry: place for place, entry in enumerate(entries)}, merges=merges))
+    split = pre_tokenizers.Split(Regex(_PIECES), "isolated")
+    inner.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in SPECIAL_TOKENS])
+    special = [*SPECIAL_TOKENS, BLANK, *(widget_token(kind, on=on) for kind in WIDGETS for on in (False, True))]
+    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
     tokens = [*(f"[{number}" for number in range(COORDINATES)), *(f", {number}]" for number in range(COORDINATES))]
-    tokens += add_folded_calls(_PHRASES)
+    tokens += [*SIGNS, *add_folded_calls(_PHRASES)]
     inner.add_tokens([AddedToken(token, normalized=False) for token in tokens])
     return library.PreTrainedTokenizerFast(
         tokenizer_object=inner,
@@ -98,6 +126,67 @@ def build_tokenizer() -> Any:
     )
 
 
+def _learn_merges() -> list[tuple[str, str]]:
+    """Merges of lower-case letters, and of pairs of digits."""
+    import json
+
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+
+    inner = Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("[^a-z]+"), "removed")
+    trainer = trainers.BpeTrainer(vocab_size=26 + MERGES, show_progress=False)
+    inner.train_from_iterator(_corpus(), trainer)
+    learned = json.loads(inner.to_str())["model"]["merges"]
+    digits = [(first, second) for first in "0123456789" for second in "0123456789"]
+    return [*((first, second) for first, second in learned), *digits, ("\u0120", '"')]
+
+
+def _corpus() -> Iterator[str]:
+    """Words and instructions of synthetic pages, in lower case."""
+    rng = random.Random(_CORPUS_SEED)
+    for _ in range(_CORPUS_WORDS):
+        yield rng.choice((random_word, random_value, random_label))(rng).lower()
+    for _ in range(_CORPUS_PAGES):
+        yield from (goal.instruction.lower() for goal in draw_page(rng, dense=False).goals)
+
+
+def _add_cases(merges: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    """The merges, each followed by the same one with a capital and in upper case."""
+    cases = (
+        (case_first(first), case_second(second))
+        for first, second in merges
+        for case_first, case_second in ((str, str), (str.capitalize, str), (str.upper, str.upper))
+    )
+    return list(dict.fromkeys(cases))
+
+
+class WordDivider:
+    """Divides words that were read on a screen into the tokens that the tokenizer gives the same words in text.
+
+    Added tokens are not recognised: what stands on a screen cannot become a control token.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        inner = tokenizer.backend_tokenizer
+        self._model, self._signs = inner.model, {sign: inner.token_to_id(sign) for sign in SIGNS}
+        self._pieces = re.compile(_PIECES)
+        self._known: dict[str, list[tuple[int, int]]] = {}
+
+    def divide(self, word: str) -> list[tuple[int, int]]:
+        """(token, number of characters) of each piece."""
+        known = self._known.get(word)
+        if known is None:
+            known = [part for piece in self._pieces.findall(word) for part in self._divide_piece(piece)]
+            if len(self._known) < _MAX_KNOWN:
+                self._known[word] = known
+        return known
+
+    def _divide_piece(self, piece: str) -> list[tuple[int, int]]:
+        if piece in self._signs:
+            return [(self._signs[piece], 1)]
+        return [(token.id, len(token.value)) for token in self._model.tokenize(piece)]
+
+
 def coordinate_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
     """Tokens of x and of y from 0 to 999."""
     return (
@@ -106,7 +195,10 @@ def coordinate_ids(tokenizer: Any) -> tuple[list[int], list[int]]:
     )
 
 
-def character_ids(tokenizer: Any, characters: str) -> list[int]:
-    """The token of each character that is one byte, and -1 for others."""
-    ids = [tokenizer(char, add_special_tokens=False)["input_ids"] for char in characters]
-    return [one[0] if len(one) == 1 else -1 for one in ids]
+def text_tokens(tokenizer: Any) -> dict[int, str]:
+    """The text of each token that is text: pieces of words, digits, signs and spaces."""
+    inner = tokenizer.backend_tokenizer
+    model = {token: place for token, place in inner.get_vocab(with_added_tokens=False).items() if token.isascii()}
+    signs = {sign: inner.token_to_id(sign) for sign in SIGNS}
+    spaces = {" ": inner.token_to_id("\u0120"), ' "': inner.token_to_id("\u0120\"")}
+    return {place: text for text, place in {**model, **signs, **spaces}.items()}

@@ -31,6 +31,8 @@ class PageDraft:
     """A page in the making."""
 
     rng: random.Random
+    size: tuple[int, int] | None = None
+    """Width and height in pixels; None: any."""
     parts: list[str] = field(default_factory=list)
     count: int = 0
 

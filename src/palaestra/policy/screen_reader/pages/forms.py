@@ -17,8 +17,12 @@ from palaestra.policy.screen_reader.pages.elements import (
 )
 from palaestra.policy.screen_reader.pages.words import (
     UI_WORDS,
+    random_email,
     random_label,
+    random_name,
+    random_number,
     random_value,
+    random_word,
 )
 
 
@@ -120,7 +124,12 @@ def draw_copy_form(draft: PageDraft) -> list[Goal]:
             f"Copy the {names[0].lower()} into the form{last}.",
         ]
     else:
-        forms = [f"Copy {join_with_and([name.lower() for name in names])} into the form{last}."]
+        # The order of the fields need not be that of the instruction.
+        listed = rng.sample(names, count) if rng.random() < 0.5 else names
+        forms = [
+            f"Copy {join_with_and([name.lower() for name in listed])} into the form{last}.",
+            f"{rng.choice(('Copy', 'Enter', 'Type'))} {join_with_and(listed)} into the form{last}.",
+        ]
         if count == shown and has_labels:
             forms += [f"Copy {'both' if count == 2 else 'all'} values into the form{last}."] * 2
     return [_form_goal(rng.choice(forms), keys, [values[row] for row in wanted], filled, focused, button)]
@@ -152,3 +161,43 @@ def _value_sheet(rng: random.Random, labels: list[str], values: list[str]) -> st
     if style == "table":
         inner = f"<table style='border-collapse:collapse;font-size:{size}px'>{inner}</table>"
     return f"<div style='font-size:{size}px;{draw_margin(rng)}'>{inner}</div>"
+
+
+def draw_sheet(draft: PageDraft) -> list[Goal]:
+    """A table with numbered rows beside a form, into which one row is copied."""
+    rng = draft.rng
+    draft.size = rng.choice(((320, 240), (480, 320), (640, 400)))
+    columns = 2 if draft.size[0] == 320 else 3
+    count = rng.randint(3, draft.size[1] // 40)
+    labels = draw_distinct(rng, columns, random_label)
+    draws = rng.choices((random_word, random_number, random_name, random_email), k=columns)
+    rows = list(zip(*(draw_distinct(rng, count, draw) for draw in draws), strict=True))
+    number = rng.randint(1, count)
+    filled, focused = _form_state(rng, columns)
+    border, size = (
+        rng.choice(("#aaa", "#bbb", "#ddd")),
+        rng.choice((9, 10)) if columns == 2 else rng.choice((11, 12, 12)),
+    )
+    cell = f"style='border:1px solid {border};padding:2px {rng.choice((2, 3, 5))}px'"
+    lines = [("#", *labels), *((str(place), *row) for place, row in enumerate(rows, start=1))]
+    table = "".join(f"<tr>{''.join(f'<td {cell}>{html.escape(text)}</td>' for text in line)}</tr>" for line in lines)
+    draft.add(
+        f"<div style='display:flex;font-size:{size}px'><div style='width:62%;white-space:nowrap'>"
+        f"<table style='border-collapse:collapse;font-size:{size}px'>{table}</table></div><div style='padding:4px'>"
+    )
+    keys = []
+    for place, label in enumerate(labels):
+        draft.add(f"<div style='{draw_margin(rng)}'>{html.escape(label)}</div>")
+        value = rows[number - 1][place] if place < filled else ""
+        keys.append(add_field(draft, value, focused=focused == place, width_px=draft.size[0] * 3 // 10))
+    caption = rng.choice(("Submit", "Submit", *rng.sample(UI_WORDS, 1)))
+    button = add_button(draft, caption)
+    draft.add("</div></div>")
+    text = rng.choice(
+        (
+            f"Enter row {number} of the sheet into the form, one at a time, and submit each.",
+            f"Enter row {number} of the sheet into the form and press {caption}.",
+            f"Copy row {number} of the table into the form and click {caption}.",
+        )
+    )
+    return [_form_goal(text, keys, rows[number - 1], filled, focused, button)]

@@ -23,7 +23,7 @@ from palaestra.policy.screen_reader.pages.families import (
     draw_typing_and_keys,
     draw_widget_kinds,
 )
-from palaestra.policy.screen_reader.pages.forms import draw_copy_form, draw_form
+from palaestra.policy.screen_reader.pages.forms import draw_copy_form, draw_form, draw_sheet
 
 SMALL = (160, 210)
 
@@ -44,9 +44,7 @@ def draw_page(rng: random.Random, *, dense: bool = True) -> SyntheticPage:
     family = rng.choices(list(families), weights=list(families.values()))[0]
     draft = PageDraft(rng)
     goals = family(draft)
-    size = SMALL
-    if rng.random() < 0.12:
-        size = rng.choice(((240, 200), (320, 240), (200, 260)))
+    size = draft.size or (rng.choice(((240, 200), (320, 240), (200, 260))) if rng.random() < 0.12 else SMALL)
     has_bar = rng.random() < 0.6
     if has_bar and goals:
         goals = [rng.choice(goals)]
@@ -82,7 +80,8 @@ _FAMILIES: dict[Callable[[PageDraft], list[Goal]], float] = {
     draw_hidden_link: 1.5,
     draw_choices: 2.0,
     draw_form: 2.5,
-    draw_copy_form: 4.0,
+    draw_copy_form: 6.0,
+    draw_sheet: 0.8,
     draw_dialog: 1.0,
     draw_widget_kinds: 1.0,
     draw_ordered_fields: 0.6,

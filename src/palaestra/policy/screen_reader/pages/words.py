@@ -65,14 +65,24 @@ def random_value(rng: random.Random) -> str:
     """A value that is typed into a form."""
     kind = rng.random()
     if kind < 0.5:
-        return pseudo_word(rng).capitalize()
+        return random_name(rng)
     if kind < 0.65:
         return random_number(rng)
     if kind < 0.85:
         return random_code(rng, 2, 8)
     if kind < 0.93:
-        return f"{pseudo_word(rng, 1)}.{pseudo_word(rng, 1)}{rng.randrange(1, 100)}@{pseudo_word(rng, 2)}.org"
-    return f"{pseudo_word(rng).capitalize()} {pseudo_word(rng).capitalize()}"
+        return random_email(rng)
+    return f"{random_name(rng)} {random_name(rng)}"
+
+
+def random_email(rng: random.Random) -> str:
+    """An e-mail address."""
+    return f"{pseudo_word(rng, 1)}.{pseudo_word(rng, 1)}{rng.randrange(1, 100)}@{pseudo_word(rng, 2)}.org"
+
+
+def random_name(rng: random.Random) -> str:
+    """A word with a capital letter."""
+    return pseudo_word(rng).capitalize()
 
 
 def random_label(rng: random.Random) -> str:
