@@ -21,9 +21,7 @@ def screen_tokenizer(tokenizer):
 
 def text(left, top, written):
     """Characters of 6 x 10 pixels."""
-    return [
-        (CHAR_CLASSES[char], (left + 6 * place, top, 6, 10)) for place, char in enumerate(written) if char != " "
-    ]
+    return [(CHAR_CLASSES[char], (left + 6 * place, top, 6, 10)) for place, char in enumerate(written) if char != " "]
 
 
 def widget(kind, *box, on=False):

@@ -6,7 +6,13 @@ from hypothesis import given, settings
 
 from palaestra.policy.codecs import CODECS, IMAGE_RULES
 from palaestra.policy.codecs.qwen_texts import SPECIAL_TOKENS
-from palaestra.policy.screen_reader.tokenizer import WordDivider, build_tokenizer, coordinate_ids, press_key, text_tokens
+from palaestra.policy.screen_reader.tokenizer import (
+    WordDivider,
+    build_tokenizer,
+    coordinate_ids,
+    press_key,
+    text_tokens,
+)
 from palaestra.sessions.action import Answer, Click, Move, Point, PressKeys, Scroll, Terminate, TypeText, Wait
 from palaestra.sessions.screen import Size
 

@@ -30,7 +30,12 @@ _GRAMMAR_WEIGHT, _ATTENTION_WEIGHT = 0.5, 0.5
 _MAX_TOKENS = 400
 """Longer examples are left out: they take most of the time and are few."""
 _GOALS_PER_PAGE = 2
-_LABELLED_HEADS = {"look_click": (X_HEAD, Y_HEAD), "look_start": (START_HEAD,), "look_copy": (COPY_HEAD,), "look_focus": (FOCUS_HEAD,)}
+_LABELLED_HEADS = {
+    "look_click": (X_HEAD, Y_HEAD),
+    "look_start": (START_HEAD,),
+    "look_copy": (COPY_HEAD,),
+    "look_focus": (FOCUS_HEAD,),
+}
 """Layer and head of those whose attention has labels, by the name of the metric."""
 
 
@@ -88,8 +93,8 @@ class LanguageTrainer:
         total = _GRAMMAR_WEIGHT * grammar_loss
         is_right = log_probs.argmax(-1) == batch.labels
         metrics = {"loss": float(grammar_loss.detach())}
-        for name, heads in (("started", (START_HEAD,)), ("copied", (COPY_HEAD,))):
-            copied = batch.attend_at[_has_head(batch, heads)]
+        for name, head in (("started", START_HEAD), ("copied", COPY_HEAD)):
+            copied = batch.attend_at[_has_head(batch, head)]
             if len(copied):
                 # Mean over copied tokens: a wrong one spoils the whole text.
                 total = total + token_loss[copied].mean()
@@ -105,7 +110,7 @@ class LanguageTrainer:
         metrics["action"] = float(is_right[is_first].float().mean())
         for name, heads in _LABELLED_HEADS.items():
             for head in heads:
-                chosen = _has_head(batch, (head,))
+                chosen = _has_head(batch, head)
                 if chosen.any():
                     mass = (self._attention(batch, head, chosen) * batch.attend[chosen]).sum(-1)
                     total = total - _ATTENTION_WEIGHT * mass.clamp_min(1e-5).log().mean()
@@ -130,9 +135,9 @@ class LanguageTrainer:
         return torch.softmax(scores.masked_fill(~is_visible, float("-inf")), -1)
 
 
-def _has_head(batch: ExampleBatch, heads: Sequence[tuple[int, int]]) -> Tensor:
-    """Which labels are for one of these heads, [A]."""
-    return torch.tensor([head in heads for head in batch.attend_head], dtype=torch.bool)
+def _has_head(batch: ExampleBatch, head: tuple[int, int]) -> Tensor:
+    """Which labels are for this head, [A]."""
+    return torch.tensor([one == head for one in batch.attend_head], dtype=torch.bool)
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

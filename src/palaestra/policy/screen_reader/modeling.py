@@ -1,9 +1,9 @@
 """The reading model as a transformers model: a connector for the tokens of a screen, and a causal language model.
 
 The language model is any that transformers builds from a configuration: the small one that ships with the package, or
-a pretrained one. The rows of `pixel_values` are tokens of the screen, of `screen_tokens.ROW_FEATURES` numbers each. They
-have the embeddings that the same tokens have in text, and the connector adds where they stand and what they look like.
-The tower that finds them belongs to the image processor, because it is frozen and a picture is read once.
+a pretrained one. The rows of `pixel_values` are tokens of the screen, of `screen_tokens.ROW_FEATURES` numbers each.
+They have the embeddings that the same tokens have in text, and the connector adds where they stand and what they look
+like. The tower that finds them belongs to the image processor, because it is frozen and a picture is read once.
 """
 
 from __future__ import annotations

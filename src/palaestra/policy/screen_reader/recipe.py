@@ -2,8 +2,8 @@
 
 1. *Pages* are drawn by Chromium, with the place of every character and widget.
 2. *Vision* (`seeing`): the tower learns to find them.
-3. *Language* (`acting`): the language model learns what to do next on further pages. Half of them are given as the browser
-   reports them, with noise, and half as the tower reads them.
+3. *Language* (`acting`): the language model learns what to do next on further pages. Half of them are given as the
+   browser reports them, with noise, and half as the tower reads them.
 
 The same seed, packages, processor and Chromium give the same weights. The directory has the layout of the Hugging Face
 hub, with the tower in `vision_tower.safetensors` and a manifest.

@@ -1,7 +1,7 @@
 """From symbols in reading order to the tokens that the language model gets in place of the picture.
 
-Words become the tokens that the tokenizer gives them in text, widgets become a token each. Where a line starts, how wide
-the gap before a word is, a colon at its end and whether there is text inside a widget are features of a token, not
+Words become the tokens that the tokenizer gives them in text, widgets become a token each. Where a line starts, how
+wide the gap before a word is, a colon at its end and whether there is text inside a widget are features of a token, not
 tokens: what stands before a value is then its label, and what stands before a field is its name.
 """
 
@@ -41,7 +41,7 @@ class ScreenTokens:
         return len(self.ids)
 
     def rows(self, size: tuple[int, int]) -> Floats:
-        """The tokens as the model's connector takes them, [N, ROW_FEATURES]; `size` is the screen's width and height."""
+        """What the model's connector takes, [N, ROW_FEATURES]; `size` is the screen's width and height."""
         rows = np.zeros((len(self), ROW_FEATURES), np.float32)
         width, height = size
         rows[:, 0] = self.ids

@@ -1,7 +1,7 @@
 """The reading model's tokenizer: pieces of words, widgets, coordinates and phrases of the action grammar.
 
-Text of the instruction, of the screen and of the reply is divided in the same way, so that a word is compared and copied
-as one or a few tokens. Spaces are tokens of their own, and a word is divided at the same places whatever its case. A
+Text of the instruction, of the screen and of the reply is divided in the same way, so that a word is compared and
+copied as one or a few tokens. Spaces are tokens of their own, and a word is divided at the same places whatever its case. A
 click is five tokens: the phrase before the coordinates, `[x`, `, y]`, the phrase after them and the end.
 """
 
@@ -200,5 +200,5 @@ def text_tokens(tokenizer: Any) -> dict[int, str]:
     inner = tokenizer.backend_tokenizer
     model = {token: place for token, place in inner.get_vocab(with_added_tokens=False).items() if token.isascii()}
     signs = {sign: inner.token_to_id(sign) for sign in SIGNS}
-    spaces = {" ": inner.token_to_id("\u0120"), ' "': inner.token_to_id("\u0120\"")}
+    spaces = {" ": inner.token_to_id("\u0120"), ' "': inner.token_to_id('\u0120"')}
     return {place: text for text, place in {**model, **signs, **spaces}.items()}
