@@ -30,6 +30,8 @@ _GRAMMAR_WEIGHT, _ATTENTION_WEIGHT = 0.5, 0.5
 _MAX_TOKENS = 400
 """Longer examples are left out: they take most of the time and are few."""
 _GOALS_PER_PAGE = 2
+_LENGTH_NOISE = 8
+"""Examples whose lengths differ by less than this are in random order."""
 _LABELLED_HEADS = {
     "look_click": (X_HEAD, Y_HEAD),
     "look_start": (START_HEAD,),
@@ -197,14 +199,15 @@ def draw_batches(
         examples: list[Example] = []
         for page in pages:
             sequence = read_in_order(jitter(page.detections, noise) if page.is_exact else page.detections)
-            for goal in rng.sample(page.goals, min(len(page.goals), _GOALS_PER_PAGE)):
+            goals = page.goals if len(page.goals) <= _GOALS_PER_PAGE else rng.sample(page.goals, _GOALS_PER_PAGE)
+            for goal in goals:
                 example = builder.build(goal, sequence, page.places, page.size, rng)
                 if example is not None and len(example.ids) <= _MAX_TOKENS:
                     examples.append(example)
         if not examples:
             reason = f"none of the goals of {len(pages)} pages can be learned from: their targets are not on the screen"
             raise ConfigError("recipe.act_pages", len(pages), reason, "Draw more pages, or train the tower for longer")
-        examples.sort(key=lambda example: len(example.ids) + rng.random())
+        examples.sort(key=lambda example: len(example.ids) + _LENGTH_NOISE * rng.random())
         batches = _divide(examples, tokens)
         rng.shuffle(batches)
         yield from batches

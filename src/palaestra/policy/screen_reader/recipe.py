@@ -42,6 +42,8 @@ SHIPPED = Path(__file__).parent / "checkpoint"
 """The model that comes with the package."""
 
 
+_FIRST_SEED = 1000
+"""Seeds of the pages of the language stage begin above this."""
 _SHARD, _BLOCK = 1000, 4
 """Pages that are drawn together, and shards whose examples are sorted into batches together."""
 
@@ -58,7 +60,7 @@ class ReaderRecipe:
     see_steps: int = 4000
     see_batch: int = 8
     see_rate: float = 2e-3
-    act_pages: int = 90_000
+    act_pages: int = 89_000
     act_steps: int = 6000
     act_tokens: int = 2400
     """Tokens in a batch."""
@@ -171,28 +173,26 @@ def _language_pages(
 ) -> Iterator[Sequence[LanguagePage]]:
     """Blocks of pages for the language stage, over and over, in the same order."""
     sizes = [min(_SHARD, recipe.act_pages - start) for start in range(0, recipe.act_pages, _SHARD)]
-    seeds = [1000 * (recipe.seed + 1) + shard for shard in range(len(sizes))]
-    weights = tower.state_dict()
-    drawn = [executor.submit(_draw_shard, size, seed, weights) for size, seed in zip(sizes, seeds, strict=True)]
+    weights, first = tower.state_dict(), 1000 * recipe.seed
+    drawn = [executor.submit(_draw_shard, size, first + place, weights) for place, size in enumerate(sizes, start=1)]
     while True:
         for start in range(0, len(drawn), _BLOCK):
             yield [page for shard in drawn[start : start + _BLOCK] for page in shard.result()]
 
 
-def _draw_shard(count: int, seed: int, weights: dict[str, Tensor]) -> list[LanguagePage]:
-    """Pages with goals; every other one as the tower reads it."""
+def _draw_shard(count: int, number: int, weights: dict[str, Tensor]) -> list[LanguagePage]:
+    """Pages with goals; half of them as the tower reads them."""
     torch.set_num_threads(1)
-    tower = Tower()
+    tower, rng = Tower(), random.Random(number)
     tower.load_state_dict(weights)
-    pages = [page for page in asyncio.run(draw_pages(count, seed=seed, dense=False)) if page.goals]
-    read = [
-        detect(tower.eval(), page.drawn.pixels) if place % 2 else page.drawn.detections()
-        for place, page in enumerate(pages)
-    ]
-    return [
-        LanguagePage(page.size, page.goals, detections, page.drawn.places, is_exact=place % 2 == 0)
-        for place, (page, detections) in enumerate(zip(pages, read, strict=True))
-    ]
+    tower.eval()
+    pages = []
+    for page in asyncio.run(draw_pages(count, seed=_FIRST_SEED + number, dense=False)):
+        if page.goals:
+            is_exact = rng.random() >= 0.5
+            read = page.drawn.detections() if is_exact else detect(tower, page.drawn.pixels)
+            pages.append(LanguagePage(page.size, page.goals, read, page.drawn.places, is_exact))
+    return pages
 
 
 def write_reader(trained: TrainedReader, recipe: ReaderRecipe, path: Path) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """The reading model's tokenizer: pieces of words, widgets, coordinates and phrases of the action grammar.
 
 Text of the instruction, of the screen and of the reply is divided in the same way, so that a word is compared and
-copied as one or a few tokens. Spaces are tokens of their own, and a word is divided at the same places whatever its case. A
-click is five tokens: the phrase before the coordinates, `[x`, `, y]`, the phrase after them and the end.
+copied as one or a few tokens. Spaces are tokens of their own, and a word is divided at the same places whatever its
+case. A click is five tokens: the phrase before the coordinates, `[x`, `, y]`, the phrase after them and the end.
 """
 
 from __future__ import annotations
