@@ -1,14 +1,16 @@
-"""Making a reading model: pages in a browser, three stages at a few steps, files, and the same again."""
+"""Making a reading model: pages in a browser, two stages at a few steps, files, and the same again."""
 
 import asyncio
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from palaestra.errors import ConfigError, SessionFailed
 from palaestra.policy.model_directory import MANIFEST, read_manifest
-from palaestra.policy.screen_reader.image_processor import WEIGHTS
+from palaestra.policy.screen_reader.image_processor import WEIGHTS, load_tower
 from palaestra.policy.screen_reader.pages import draw_page
 from palaestra.policy.screen_reader.recipe import ReaderRecipe, train_reader, write_reader
 from palaestra.policy.screen_reader.rendering import PageRenderer
@@ -17,7 +19,7 @@ from palaestra.sessions.browser.chromium import find_chromium
 from palaestra.sessions.browser.page import Page
 
 SMALL = ReaderRecipe(
-    seed=3, pages=40, more_pages=6, see_steps=2, see_batch=2, act_steps=2, act_batch=2, read_steps=2
+    seed=3, see_pages=10, see_steps=2, see_batch=2, act_pages=40, act_steps=2, act_tokens=300
 )  # fmt: skip
 
 
@@ -48,9 +50,9 @@ def test_the_same_recipe_gives_the_same_weights(directory, tmp_path):
 
 
 def test_all_stages_report_their_progress_and_are_in_the_manifest(directory, lines):
-    assert [line.split(":")[0] for line in lines if "/2" in line] == ["acting 2/2", "seeing 2/2", "reading 2/2"]
+    assert [line.split(":")[0] for line in lines if "/2" in line] == ["seeing 2/2", "acting 2/2"]
     manifest = read_manifest(directory)
-    assert set(manifest["figures"]) == {"seeing", "acting", "reading"}
+    assert set(manifest["figures"]) == {"seeing", "acting"}
     assert manifest["recipe"]["seed"] == 3
     assert manifest["browser"].startswith("Chrom")
     assert set(manifest["files"]) | {MANIFEST} == {file.name for file in directory.iterdir()}
@@ -112,5 +114,16 @@ def test_a_page_whose_screenshot_fails_is_drawn_again(chromium, monkeypatch, cap
 
 
 def test_a_recipe_of_nothing_is_refused():
-    with pytest.raises(ConfigError, match=r"recipe\.read_steps = 0"):
-        ReaderRecipe(read_steps=0)
+    with pytest.raises(ConfigError, match=r"recipe\.act_steps = 0"):
+        ReaderRecipe(act_steps=0)
+
+
+def test_a_recipe_can_use_the_tower_of_another_model(chromium, directory):
+    trained = train_reader(replace(SMALL, tower=str(directory)))
+    for name, weight in load_tower(directory).state_dict().items():
+        assert torch.equal(trained.tower.state_dict()[name], weight), name
+
+
+def test_a_tower_that_is_not_there_is_refused_before_pages_are_drawn(tmp_path):
+    with pytest.raises(ConfigError, match=r"recipe\.tower = .*: has no tower of a reading model"):
+        train_reader(replace(SMALL, tower=str(tmp_path)))
