@@ -29,6 +29,9 @@ def make(
     tower: Annotated[
         str, typer.Option(metavar="MODEL", help="tiny-reader: use the vision tower of this reading model.")
     ] = "",
+    steps: Annotated[
+        int | None, typer.Option(metavar="N", help="tiny-reader: training steps of the language model. Default: 6000.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a new model on synthetic screens.
@@ -47,7 +50,7 @@ def make(
     if model is ModelName.READER:
         from palaestra.policy.screen_reader.recipe import ReaderRecipe, train_reader, write_reader
 
-        plan = ReaderRecipe(seed=seed, tower=tower)
+        plan = ReaderRecipe(seed=seed, tower=tower, **({} if steps is None else {"act_steps": steps}))
         manifest = write_reader(train_reader(plan, log), plan, output)
     else:
         from palaestra.policy.tiny_vlm import Recipe, train_model, write_model
