@@ -285,6 +285,7 @@ def parse_algorithms(text: str) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=CONFIG, help="configuration of the tasks and of the training")
+    parser.add_argument("--model", help="model directory in place of the configuration's model")
     parser.add_argument("--until", choices=STAGES, default="rl", help="last stage to measure")
     parser.add_argument("--algorithms", type=parse_algorithms, default=["grpo"])
     parser.add_argument("--seeds", type=parse_seeds, default=[1], help="1..3 or 1,2,5")
@@ -306,6 +307,8 @@ def main() -> None:
     name = asked.config.stem
     if not asked.report:
         config = dict(read_config_file(asked.config))
+        if asked.model:
+            config["model"] = config["model"] | {"name": str(Path(asked.model).resolve())}
         settings = {
             "updates": asked.updates,
             "demonstrations": asked.demonstrations,
