@@ -68,6 +68,15 @@ COMMANDS: Mapping[str, str | Group] = {
             "drain": "palaestra.cli.runs.manage:drain",
         },
     ),
+    "sweeps": Group(
+        "List, show, stop and resume sweeps over values and seeds.",
+        {
+            "list": "palaestra.cli.runs.sweeps:list_command",
+            "show": "palaestra.cli.runs.sweeps:show_command",
+            "stop": "palaestra.cli.runs.sweeps:stop_command",
+            "resume": "palaestra.cli.runs.sweeps:resume_command",
+        },
+    ),
     "checkpoints": Group(
         "List, verify, import and deploy checkpoints.",
         {
