@@ -153,15 +153,7 @@ def start(
     if dry_run:
         _print_dry_run(service, spec, as_json)
         return
-    record = _submit(service, spec, yes)
-    if follow:
-        print(f"{record.run_id} {record.phase}", file=sys.stderr)
-        _watch_run(service, record.run_id, as_json)
-    elif as_json:
-        print_json(record)
-    else:
-        print(f"{record.run_id} {record.phase}")
-        print(f"Watch it with: palaestra runs watch {record.run_id}", file=sys.stderr)
+    _print_started(service, _submit(service, spec, yes), follow, as_json)
 
 
 def _print_dry_run(service: TrainerService, spec: RunSpec, as_json: bool) -> None:
@@ -172,6 +164,17 @@ def _print_dry_run(service: TrainerService, spec: RunSpec, as_json: bool) -> Non
         _print_command(prepared, sys.stdout)
     if prepared.command is None:
         raise typer.Exit(2)
+
+
+def _print_started(service: TrainerService, record: RunRecord, follow: bool, as_json: bool) -> None:
+    if follow:
+        print(f"{record.run_id} {record.phase}", file=sys.stderr)
+        _watch_run(service, record.run_id, as_json)
+    elif as_json:
+        print_json(record)
+    else:
+        print(f"{record.run_id} {record.phase}")
+        print(f"Watch it with: palaestra runs watch {record.run_id}", file=sys.stderr)
 
 
 def watch(run: RunArgument, as_json: JsonOption = False) -> None:

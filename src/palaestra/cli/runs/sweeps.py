@@ -84,7 +84,10 @@ def stop_command(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Stop a sweep and its runs, and wait until their processes have ended."""
+    """Stop a sweep and its runs.
+
+    Returns when their processes have ended.
+    """
     _print_record(connect_service().stop_sweep(_resolve(sweep), keep_running=keep_running, grace_s=grace), as_json)
 
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, Field, StrictBool
 from palaestra import __version__
 from palaestra.errors import ConfigError
 from palaestra.redaction import redact_secrets
+from palaestra.runs.analysis.query import select_runs
 from palaestra.runs.archive.retention import RetentionAction
 from palaestra.runs.comparison import Comparison, compare
 from palaestra.runs.phase import Phase
@@ -162,6 +163,8 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
         tag: FilterText = None,
         agent: FilterText = None,
         search: FilterText = None,
+        where: Annotated[str, Query(max_length=2000)] = "",
+        sort: Annotated[str, Query(max_length=200)] = "",
         archived: bool = False,
         before: Annotated[RunIdText | None, Query()] = None,
         limit: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
@@ -169,7 +172,10 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
         """Runs that match all filters, newest first. For the next page, `before` is the last run of this page.
 
         Every word of `search` must occur in the id, name, agent, environment, host, a tag, the notes or the reason.
+        `where` is a query such as `env=CartPole-v1 and return>400`. `sort` is a field, a configuration key or a metric:
+        the largest come first, with `:asc` after it the smallest.
         """
+        selected = bool(where.strip() or sort.strip())
         records = reader.runs(
             phases=phase,
             runner=runner,
@@ -179,8 +185,10 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
             search=(search or "").split(),
             archived=archived,
             before=before,
-            limit=limit,
+            limit=None if selected else limit,
         )
+        if selected:
+            records = select_runs(reader, records, where=where, sort=sort, limit=limit)
         return [to_json(_newest(supervisor, record)) for record in records]
 
     @runs_router.get("/runs/{run_id}", responses=NOT_FOUND, response_model=RunRecord)
