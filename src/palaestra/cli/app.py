@@ -56,7 +56,7 @@ COMMANDS: Mapping[str, str | Group] = {
             "logs": "palaestra.cli.runs.read:logs",
             "stop": "palaestra.cli.runs.manage:stop",
             "resume": "palaestra.cli.runs.start:resume",
-            "compare": "palaestra.cli.runs.read:compare",
+            "compare": "palaestra.cli.runs.compare:compare_command",
             "export-tensorboard": "palaestra.cli.runs.read:export_tensorboard",
             "tensorboard": "palaestra.cli.runs.manage:tensorboard",
             "videos": "palaestra.cli.runs.read:videos",

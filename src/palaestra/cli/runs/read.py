@@ -1,4 +1,4 @@
-"""Commands that read runs: list, show, logs, compare, videos, export. They need no service and start none."""
+"""Commands that read runs: list, show, logs, videos, export. They need no service and start none."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import typer
 from palaestra.cli.terminal import (
     JsonOption,
     RunArgument,
-    RunsArgument,
     format_bytes,
     print_json,
     sanitize_line,
@@ -148,30 +147,6 @@ def logs(
             piece = piece._replace(text="", offset=offset)
     if as_json:
         print_json({"run_id": run_id, "text": "".join(texts)})
-
-
-def compare(
-    runs: RunsArgument,
-    metric: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Only metrics that contain this text; may be repeated.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Compare outcomes, configurations and metrics of runs."""
-    from palaestra.runs.comparison import compare as compare_runs
-    from palaestra.runs.wire import to_json
-
-    comparison = query(lambda reader: to_json(compare_runs(reader, runs)))
-    if metric:
-        comparison["metrics"] = {
-            name: values for name, values in comparison["metrics"].items() if any(text in name for text in metric)
-        }
-    if as_json:
-        print_json(comparison)
-        return
-    from palaestra.cli.runs.show import format_comparison
-
-    print("\n".join(format_comparison(comparison)))
 
 
 def export_tensorboard(

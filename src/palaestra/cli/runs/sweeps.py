@@ -259,7 +259,7 @@ def _explain_best(sweep: SweepRecord, best: TrialRecord) -> list[str]:
 
 def _format_trials(details: SweepDetails, max_trials: int | None) -> list[str]:
     keys = list(details.parameters)
-    names = _short_keys(keys)
+    names = short_keys(keys)
     titles = ["TRIAL", "STATE", *(names[key] for key in keys), "RUNS", "MEAN", "95 % INTERVAL", "NOTE"]
     rows = [
         [
@@ -279,7 +279,7 @@ def _format_trials(details: SweepDetails, max_trials: int | None) -> list[str]:
     return lines
 
 
-def _short_keys(keys: Sequence[str]) -> dict[str, str]:
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
     """Keys without their sections, where that is not ambiguous."""
     ends = [key.rpartition(".")[2] for key in keys]
     return {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
@@ -307,7 +307,7 @@ def _count_ended(record: SweepRecord) -> int:
 
 
 def _format_values(trial: TrialRecord) -> str:
-    names = _short_keys(list(trial.parameters))
+    names = short_keys(list(trial.parameters))
     text = " ".join(f"{names[key]}={_format_parameter(value)}" for key, value in trial.parameters.items())
     return shorten(sanitize_line(text), 100)
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from palaestra.errors import ConfigError
 from palaestra.runs.reader import RunReader
+from palaestra.runs.series import MetricPoint
 
 _EPISODES = 100
 _UPDATES = 10
@@ -24,14 +26,23 @@ def metric_window(name: str) -> int:
     return 1 if name.startswith("eval") else _UPDATES
 
 
-def read_value(reader: RunReader, run_id: str, metric: str, step: int | None = None) -> float | None:
-    """The mean of the last values of a metric, up to a step if given; None if there are none, NaN if one of them is."""
+def read_points(reader: RunReader, run_id: str, metric: str, step: int | None = None) -> list[MetricPoint]:
+    """The last values of a metric, up to a step if given; empty if the run has no such metric or its files are gone."""
     name = metric_name(metric)
     try:
-        points = reader.recent_metrics(run_id, metric_window(metric), [name], last=step)[name]
+        return reader.recent_metrics(run_id, metric_window(metric), [name], last=step)[name]
     except ConfigError:
-        return None  # it has no such metric, or its directory is gone
+        return []
+
+
+def mean_value(points: Sequence[MetricPoint]) -> float | None:
+    """The mean of some points; None without points, NaN if one of them is."""
     return math.fsum(point.value for point in points) / len(points) if points else None
+
+
+def read_value(reader: RunReader, run_id: str, metric: str, step: int | None = None) -> float | None:
+    """The mean of the last values of a metric, up to a step if given; None if there are none."""
+    return mean_value(read_points(reader, run_id, metric, step))
 
 
 def describe_window(metric: str) -> str:

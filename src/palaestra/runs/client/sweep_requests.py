@@ -1,16 +1,18 @@
-"""Requests about sweeps."""
+"""Requests about sweeps, and comparisons of many runs."""
 
 from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from palaestra.runs.client.requests import ServiceRequests, quote
 from palaestra.runs.spec import resolve_environment
 from palaestra.runs.wire import from_json
 
 if TYPE_CHECKING:
+    from palaestra.runs.analysis.groups import GroupComparison
     from palaestra.runs.sweeps.report import SweepDetails, SweepRecord
     from palaestra.runs.sweeps.spec import SweepSpec
 
@@ -53,6 +55,24 @@ class SweepRequests(ServiceRequests):
 
         path = f"/sweeps/{quote(sweep_id)}/resume"
         return from_json(SweepRecord, self.request("POST", path, {"retry_failed": retry_failed}))
+
+    def compare_groups(
+        self,
+        run_ids: Sequence[str] = (),
+        *,
+        where: str = "",
+        sweep: str = "",
+        metric: str = "return",
+        direction: Literal["maximize", "minimize"] = "maximize",
+        step: int | None = None,
+        pool_envs: bool = False,
+    ) -> GroupComparison:
+        """Runs that differ only in their seed as groups, compared at equal steps, best first."""
+        from palaestra.runs.analysis.groups import GroupComparison
+
+        query = {"where": where, "sweep": sweep, "metric": metric, "direction": direction, "step": step}
+        rows = self.request("GET", "/compare/groups", None, run=list(run_ids), pool_envs=pool_envs, **query)
+        return from_json(GroupComparison, rows)
 
     def wait_for_sweep(self, sweep_id: str, *, timeout_s: float | None = None) -> SweepDetails:
         """Wait until a sweep has finished or was stopped; `TimeoutError` after `timeout_s`."""

@@ -21,7 +21,7 @@ from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.artifact_routes import add_artifact_routes
 from palaestra.runs.service.checkpoint_routes import add_checkpoint_routes
-from palaestra.runs.service.experiment_routes import add_sweep_routes
+from palaestra.runs.service.experiment_routes import add_comparison_routes, add_sweep_routes
 from palaestra.runs.service.metric_routes import add_metric_routes, add_video_routes
 from palaestra.runs.service.play_routes import add_play_routes
 from palaestra.runs.service.run_routes import add_run_routes
@@ -65,6 +65,7 @@ def build_api(
     )
     add_run_routes(app, supervisor, reader)
     add_sweep_routes(app, sweeps)
+    add_comparison_routes(app, reader)
     add_metric_routes(app, reader)
     add_stream_routes(app, supervisor, reader, closing)
     add_checkpoint_routes(app, reader, registry)

@@ -1,21 +1,25 @@
-"""Routes of sweeps."""
+"""Routes of sweeps, and of comparisons of many runs."""
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
-from fastapi import FastAPI, Path
+from fastapi import FastAPI, Path, Query
 from pydantic import Field, StrictBool
 
+from palaestra.runs.analysis.groups import GroupComparison, compare_groups
+from palaestra.runs.reader import RunReader
 from palaestra.runs.service.schemas import (
     CONFLICT,
     NOT_FOUND,
     NOT_FOUND_OR_CONFLICT,
     RUN_ID,
     RequestBody,
+    RunIdText,
     new_router,
 )
 from palaestra.runs.sweeps.controller import SweepController
 from palaestra.runs.sweeps.report import SweepDetails, SweepRecord
+from palaestra.runs.sweeps.selection import select_compared
 from palaestra.runs.sweeps.spec import SweepSpec
 from palaestra.runs.wire import JsonObject, to_json
 
@@ -76,5 +80,32 @@ def add_sweep_routes(app: FastAPI, sweeps: SweepController) -> None:
     async def resume_sweep(sweep_id: SweepId, body: ResumeSweepBody) -> JsonObject:
         """Continue a stopped sweep. Stopped runs resume from their checkpoints, or are started anew without one."""
         return to_json(await sweeps.resume(sweep_id, retry_failed=body.retry_failed))
+
+    app.include_router(router)
+
+
+def add_comparison_routes(app: FastAPI, reader: RunReader) -> None:
+    """Add the routes of comparisons to the application."""
+    router = new_router("runs")
+
+    @router.get("/compare/groups", responses=NOT_FOUND, response_model=GroupComparison)
+    def compare_run_groups(
+        run: Annotated[list[RunIdText] | None, Query(max_length=100)] = None,
+        where: Annotated[str, Query(max_length=2000)] = "",
+        sweep: Annotated[str, Query(pattern=f"^$|{RUN_ID}", max_length=60)] = "",
+        metric: Annotated[str, Query(min_length=1, max_length=200)] = "return",
+        direction: Literal["maximize", "minimize"] = "maximize",
+        step: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
+        pool_envs: bool = False,
+    ) -> JsonObject:
+        """Runs that differ only in their seed as groups, compared at equal steps, best first.
+
+        The runs are named, those of a sweep, or those that match a query. The default step is the largest that every
+        run which did not fail has reached.
+        """
+        records = select_compared(reader, run or (), where=where, sweep=sweep)
+        return to_json(
+            compare_groups(reader, records, metric=metric, direction=direction, step=step, pool_envs=pool_envs)
+        )
 
     app.include_router(router)
