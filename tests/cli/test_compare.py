@@ -28,3 +28,20 @@ def test_twenty_runs_are_compared_as_groups_that_fit_the_screen(runs, palaestra,
     groups = service.compare_groups(sweep=sweep_id, metric="m0", step=100).groups
     assert [group.mean for group in groups] == [5.5] * 4  # of the updates 1 to 10
     assert runs("compare", "--where", "env=nothing").code == 2
+
+
+def test_plots_are_written_as_pictures_and_as_a_page(runs, started, tmp_path):
+    first, second = started("steps=40", "--seed", "1"), started("steps=40", "--seed", "2")
+    for name, magic in (("c.svg", b"<svg "), ("c.png", b"\x89PNG"), ("new/c.html", b"<!DOCTYPE html>")):
+        result = runs("plot", first, second, "--out", tmp_path / name)
+        assert (result.code, result.out) == (0, f"2 runs in {tmp_path / name}\n"), result
+        assert (tmp_path / name).read_bytes().startswith(magic)
+    document = json.loads(runs("plot", "--where", "runner=echo", "--pareto", "--out", "p.svg", "--json").out)
+    assert document["runs"] == 2
+    for words, problem in (
+        (["--out", "c.jpg"], "is not .html, .svg or .png"),
+        (["--pareto"], "The HTML page always has it"),
+        (["--by", "lost"], "none of these runs has values of it"),
+    ):
+        result = runs("plot", first, *words)
+        assert (result.code, problem in result.err) == (2, True), result

@@ -175,8 +175,8 @@ def _score(reader: RunReader, record: RunRecord, metric: str, step: int | None) 
     elif not math.isfinite(value):
         problem = f"its value is {value}"
     time_s = None
-    if points and record.started is not None and record.attempt <= 1:
-        time_s = max(0.0, points[-1].time - record.started)
+    if points and record.started is not None and record.attempt <= 1 and points[-1].time >= record.started:
+        time_s = points[-1].time - record.started
     return RunScore(
         run_id=record.run_id,
         env_id=record.env_id,
