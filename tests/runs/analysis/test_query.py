@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.runs.analysis.query import RunFacts, parse_query, select_runs
+from palaestra.runs.analysis.query import RunValues, parse_query, select_runs
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunRecord
 
@@ -23,7 +23,7 @@ RUN = RunRecord(
 )
 
 
-class Facts(RunFacts):
+class Facts(RunValues):
     """A run whose configuration and metrics are given."""
 
     def __init__(self, record, config=None, metrics=None):

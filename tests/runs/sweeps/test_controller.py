@@ -4,12 +4,15 @@ import asyncio
 import contextlib
 import json
 import os
+from dataclasses import replace
 
 import pytest
 from tests.runs.attempts import wait_until
 from tests.runs.supervisors import echo, event_kinds, run_supervisor
 
-from palaestra.errors import ConfigError, IllegalTransition, LaunchRefused, UnknownRun
+from palaestra.errors import ConfigError, ConsentRequired, IllegalTransition, LaunchRefused, UnknownRun
+from palaestra.runs.runners.echo import EchoRunner
+from palaestra.runs.spec import RunSpec
 from palaestra.runs.sweeps.controller import SweepController
 from palaestra.runs.sweeps.spec import SweepSpec
 from palaestra.runs.sweeps.trial_log import SweepLog, create_sweep, read_sweep
@@ -259,3 +262,38 @@ def test_three_refusals_in_a_row_stop_a_sweep_with_the_reason(home):
     details = asyncio.run(body())
     assert details.sweep.trials == {"failed": 3}
     assert details.sweep.reason.startswith("3 runs in a row were refused: preflight = 'flag'")
+
+
+class _ForeignRunner(EchoRunner):
+    """Runs a script that is not ours; its hash is `sha256`."""
+
+    name = "foreign"
+    capabilities = replace(EchoRunner.capabilities, runs_foreign_code=True)
+    sha256 = "one"
+
+    def plan(self, spec, paths, machine):
+        return replace(super().plan(spec, paths, machine), script_sha256=self.sha256)
+
+
+def test_a_sweep_of_foreign_code_is_agreed_to_once_and_refuses_a_changed_script(home):
+    runner = _ForeignRunner()
+
+    async def body():
+        config = {"runners": {"foreign": runner}, "max_running": 1}
+        async with run_both(home, **config) as (supervisor, controller):
+            base = RunSpec(runner="foreign", script="x", config={"until": str(home.path / "go")})
+            spec = SweepSpec(base=base, parameters={"steps": [10, 20]}, max_unfinished=1)
+            with pytest.raises(ConsentRequired) as asked:
+                await controller.create(spec)
+            assert not home.sweeps.exists()
+            record = await controller.create(spec, asked.value.digest)
+            run_id = f"{record.sweep_id}-t0000"
+            await wait_until(lambda: (run := row(supervisor, run_id)) and run.phase == "running", "the first run")
+            runner.sha256 = "another"
+            (home.path / "go").touch()
+            return await wait_for(controller, record.sweep_id)
+
+    details = asyncio.run(body())
+    by_number = sorted(details.trials, key=lambda trial: trial.number)
+    assert [trial.state for trial in by_number] == ["succeeded", "failed"]
+    assert "has changed since the sweep was agreed to" in by_number[1].reason

@@ -20,6 +20,7 @@ _MAX_SIDE_BY_SIDE = 4
 _MAX_DETAILED = 50
 _MAX_KEYS = 6
 _MAX_VALUE = 24
+_MAX_RUN_ID = 28
 CompareArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="RUN", help="Run id or a unique prefix of it.", show_default=False),
@@ -142,7 +143,7 @@ def format_groups(comparison: GroupComparison) -> list[str]:
 
 def _format_count(group: RunGroup) -> str:
     if len(group.runs) == 1:
-        return group.runs[0].run_id
+        return shorten(group.runs[0].run_id, _MAX_RUN_ID)
     missing = len(group.runs) - group.num_values
     return f"{group.num_values} of {len(group.runs)}" if missing else str(len(group.runs))
 

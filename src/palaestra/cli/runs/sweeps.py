@@ -265,7 +265,7 @@ def _format_trials(details: SweepDetails, max_trials: int | None) -> list[str]:
         [
             str(trial.number),
             trial.state,
-            *(shorten(str(trial.parameters.get(key)), _MAX_VALUE) for key in keys),
+            *(shorten(_format_parameter(trial.parameters.get(key)), _MAX_VALUE) for key in keys),
             f"{len(trial.values)}/{max(1, len(details.sweep.seeds))}",
             "" if trial.value is None else format_number(trial.value),
             "" if trial.low is None or trial.high is None else _format_range(trial.low, trial.high),

@@ -58,7 +58,7 @@ _ORDERING = ("<", "<=", ">", ">=")
 _MAX_LENGTH = 2000
 _MAX_DEPTH = 50
 _MAX_SUGGESTED_RUNS = 20
-Condition: TypeAlias = Callable[["RunFacts"], bool]
+Condition: TypeAlias = Callable[["RunValues"], bool]
 
 
 class _Token(NamedTuple):
@@ -68,7 +68,7 @@ class _Token(NamedTuple):
     """Position of its first character, from 1."""
 
 
-class RunFacts:
+class RunValues:
     """The values of one run by name; configuration and metrics are read when they are asked for."""
 
     def __init__(self, reader: RunReader, record: RunRecord) -> None:
@@ -271,7 +271,7 @@ def select_runs(
     """
     query = parse_query(where) if where.strip() else None
     name, descending = _parse_sort(sort)
-    facts = [RunFacts(reader, record) for record in records]
+    facts = [RunValues(reader, record) for record in records]
     if query is not None:
         matching = [run for run in facts if query.matches(run)]
         if not matching:
@@ -293,10 +293,10 @@ def _parse_sort(text: str) -> tuple[str, bool]:
     return text.strip(), True
 
 
-def _sort(facts: list[RunFacts], values: Mapping[str, Any], descending: bool) -> list[RunFacts]:
+def _sort(facts: list[RunValues], values: Mapping[str, Any], descending: bool) -> list[RunValues]:
     """Numbers by size, then texts by name, then runs without a value; equal ones stay newest first."""
 
-    def rank(run: RunFacts) -> int:
+    def rank(run: RunValues) -> int:
         value = values[run.record.run_id]
         if _is_number(value) and not math.isnan(value):
             return 0
@@ -308,7 +308,7 @@ def _sort(facts: list[RunFacts], values: Mapping[str, Any], descending: bool) ->
     return [*numbers, *texts, *others]
 
 
-def _check_known(name: str, place: str, facts: Sequence[RunFacts]) -> None:
+def _check_known(name: str, place: str, facts: Sequence[RunValues]) -> None:
     """Raise `ConfigError` if none of these runs has such a field, key or metric."""
     bare = re.sub(r"^(config|metric)\.", "", name)
     if name in FIELDS or any(run.get(name) is not None for run in facts):

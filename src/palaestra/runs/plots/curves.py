@@ -33,7 +33,7 @@ class RunLine:
 
 
 @dataclass(frozen=True)
-class Curve:
+class GroupCurve:
     """One group: lists have one value for each step of the grid, NaN where there is none."""
 
     label: str
@@ -51,7 +51,7 @@ class CurveSet:
 
     metric: str
     steps: tuple[int, ...]
-    curves: tuple[Curve, ...]
+    curves: tuple[GroupCurve, ...]
 
 
 def build_curves(reader: RunReader, comparison: GroupComparison) -> CurveSet:
@@ -109,7 +109,7 @@ def _next_step(grid: Sequence[int], last: float) -> int:
     return next((step for step in grid if step >= last), grid[-1])
 
 
-def _build_curve(group: RunGroup, smoothed: Mapping[str, Array]) -> Curve:
+def _build_curve(group: RunGroup, smoothed: Mapping[str, Array]) -> GroupCurve:
     import numpy as np
     from scipy.special import stdtrit
 
@@ -122,7 +122,7 @@ def _build_curve(group: RunGroup, smoothed: Mapping[str, Array]) -> Curve:
     half = np.full(len(mean), np.nan)
     if len(table) > 1:
         half = stdtrit(len(table) - 1, 0.975) * table.std(axis=0, ddof=1) / math.sqrt(len(table))
-    return Curve(
+    return GroupCurve(
         label=group.label,
         parameters=group.parameters,
         mean=tuple(mean.tolist()),

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from palaestra.errors import ConfigError
-from palaestra.runs.plots.figure import Area, Figure, Line, Point, Shape, Text
+from palaestra.runs.plots.figure import Area, Figure, Point, Polyline, Shape, Text
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -67,7 +67,7 @@ def to_png(figure: Figure) -> bytes:
         points = [(x * scale, y * scale) for x, y in shape.points]
         color = (*_rgb(shape.color), round(255 * shape.opacity))
         # Drawn on a layer of its own, so that a translucent shape mixes with what is below it.
-        box = _bounding_box(points, scale * (shape.width if isinstance(shape, Line) else 1) + 2, image.size)
+        box = _bounding_box(points, scale * (shape.width if isinstance(shape, Polyline) else 1) + 2, image.size)
         layer = Image.new("RGBA", (box[2] - box[0], box[3] - box[1]), (*color[:3], 0))
         moved = [(x - box[0], y - box[1]) for x, y in points]
         draw = ImageDraw.Draw(layer)

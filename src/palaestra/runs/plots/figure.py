@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from palaestra.runs.analysis.groups import GroupComparison, RunGroup
-from palaestra.runs.plots.curves import Curve, CurveSet
+from palaestra.runs.plots.curves import CurveSet, GroupCurve
 
 WIDTH, HEIGHT = 900, 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 24, 44, 58
@@ -33,7 +33,7 @@ Point: TypeAlias = tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Line:
+class Polyline:
     """A polyline."""
 
     points: tuple[Point, ...]
@@ -64,7 +64,7 @@ class Text:
     vertical: bool = False
 
 
-Shape: TypeAlias = Line | Area | Text
+Shape: TypeAlias = Polyline | Area | Text
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def draw_pareto(comparison: GroupComparison, title: str = "") -> Figure:
     shapes = [*_draw_frame(axes, title, "seconds", y_label), *_draw_legend(labels, axes)]
     front = sorted((group.time_s or 0.0, group.mean or 0.0) for group in groups if group.on_front)
     if len(front) > 1:
-        shapes.append(Line(tuple(axes.point(*point) for point in front), "#999999", 1.5, 0.8))
+        shapes.append(Polyline(tuple(axes.point(*point) for point in front), "#999999", 1.5, 0.8))
     order = {group.label: index for index, group in enumerate(comparison.groups)}
     marks = {
         group.label: tuple(_draw_group_mark(group, axes, COLORS[order[group.label] % len(COLORS)])) for group in groups
@@ -162,13 +162,13 @@ def _draw_frame(axes: _Axes, title: str, x_label: str, y_label: str) -> Iterator
     yield Text((middle, axes.top - 16), title, "middle", 16)
     for value in nice_ticks(*axes.y_range):
         _, y = axes.point(axes.x_range[0], value)
-        yield Line(((axes.left, y), (axes.right, y)), _GRID)
+        yield Polyline(((axes.left, y), (axes.right, y)), _GRID)
         yield Text((axes.left - 8, y + 4), format_tick(value), "end", 12)
     for value in nice_ticks(*axes.x_range):
         x, _ = axes.point(value, axes.y_range[0])
-        yield Line(((x, axes.bottom), (x, axes.bottom + 5)), _INK)
+        yield Polyline(((x, axes.bottom), (x, axes.bottom + 5)), _INK)
         yield Text((x, axes.bottom + 20), format_tick(value), "middle", 12)
-    yield Line(((axes.left, axes.top), (axes.left, axes.bottom), (axes.right, axes.bottom)), _INK)
+    yield Polyline(((axes.left, axes.top), (axes.left, axes.bottom), (axes.right, axes.bottom)), _INK)
     yield Text((middle, axes.bottom + 42), x_label, "middle")
     yield Text((20, (axes.top + axes.bottom) / 2), y_label, "middle", vertical=True)
 
@@ -177,14 +177,14 @@ def _draw_legend(labels: Sequence[str], axes: _Axes) -> Iterator[Shape]:
     for index, label in enumerate(labels[:_MAX_LEGEND]):
         y = HEIGHT + index * _LEGEND_LINE + 4
         color = COLORS[index % len(COLORS)]
-        yield Line(((axes.left, y - 4), (axes.left + 24, y - 4)), color, 3)
+        yield Polyline(((axes.left, y - 4), (axes.left + 24, y - 4)), color, 3)
         yield Text((axes.left + 32, y), label, size=12)
     if len(labels) > _MAX_LEGEND:
         y = HEIGHT + _MAX_LEGEND * _LEGEND_LINE + 4
         yield Text((axes.left + 32, y), f"and {len(labels) - _MAX_LEGEND} more", size=12)
 
 
-def _draw_curve(curve: Curve, steps: Sequence[int], axes: _Axes, color: str) -> Iterator[Shape]:
+def _draw_curve(curve: GroupCurve, steps: Sequence[int], axes: _Axes, color: str) -> Iterator[Shape]:
     for start, stop in _finite_stretches(curve.low):
         top = [axes.point(steps[i], curve.high[i]) for i in range(start, stop)]
         bottom = [axes.point(steps[i], curve.low[i]) for i in reversed(range(start, stop))]
@@ -201,14 +201,14 @@ def _draw_line(
     for start, stop in _finite_stretches(values):
         points = tuple(axes.point(steps[i], values[i]) for i in range(start, stop))
         if len(points) > 1:
-            yield Line(points, color, width, opacity)
+            yield Polyline(points, color, width, opacity)
 
 
 def _draw_group_mark(group: RunGroup, axes: _Axes, color: str) -> Iterator[Shape]:
     x, y = axes.point(group.time_s or 0.0, group.mean or 0.0)
     if group.low is not None and group.high is not None:
         ends = (axes.point(group.time_s or 0.0, group.low), axes.point(group.time_s or 0.0, group.high))
-        yield Line(ends, color, 1.5, 0.7)
+        yield Polyline(ends, color, 1.5, 0.7)
     corners = [(x + 5 * math.cos(angle * math.pi / 8), y + 5 * math.sin(angle * math.pi / 8)) for angle in range(16)]
     yield Area(tuple((round(a, 2), round(b, 2)) for a, b in corners), color)
     yield Text((x + 8, y - 6), group.label, size=12, color=color)

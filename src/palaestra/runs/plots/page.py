@@ -24,9 +24,9 @@ def build_page(comparison: GroupComparison, curves: CurveSet, title: str) -> str
             {
                 "label": curve.label,
                 "color": COLORS[index % len(COLORS)],
-                "mean": [_rounded(value) for value in curve.mean],
-                "low": [_rounded(value) for value in curve.low],
-                "high": [_rounded(value) for value in curve.high],
+                "mean": [_round_number(value) for value in curve.mean],
+                "low": [_round_number(value) for value in curve.low],
+                "high": [_round_number(value) for value in curve.high],
             }
             for index, curve in enumerate(curves.curves)
         ],
@@ -47,7 +47,7 @@ def build_page(comparison: GroupComparison, curves: CurveSet, title: str) -> str
     return "".join(parts[piece] if index % 2 else piece for index, piece in enumerate(pieces))
 
 
-def _rounded(value: float) -> float | None:
+def _round_number(value: float) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 

@@ -1,4 +1,4 @@
-"""Routes of sweeps, and of comparisons of many runs."""
+"""Routes of sweeps, and of comparisons of runs."""
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
 from typing import Annotated, Literal, TypeAlias
@@ -7,6 +7,7 @@ from fastapi import FastAPI, Path, Query
 from pydantic import Field, StrictBool
 
 from palaestra.runs.analysis.groups import GroupComparison, compare_groups
+from palaestra.runs.comparison import Comparison, compare
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.schemas import (
     CONFLICT,
@@ -87,6 +88,11 @@ def add_sweep_routes(app: FastAPI, sweeps: SweepController) -> None:
 def add_comparison_routes(app: FastAPI, reader: RunReader) -> None:
     """Add the routes of comparisons to the application."""
     router = new_router("runs")
+
+    @router.get("/compare", operation_id="compare", responses=NOT_FOUND, response_model=Comparison)
+    def compare_runs(run: Annotated[list[RunIdText], Query(min_length=2, max_length=50)]) -> JsonObject:
+        """Runs side by side."""
+        return to_json(compare(reader, run))
 
     @router.get("/compare/groups", responses=NOT_FOUND, response_model=GroupComparison)
     def compare_run_groups(

@@ -1,4 +1,4 @@
-"""Routes that list, start, stop, resume, compare, archive and delete runs."""
+"""Routes that list, start, stop, resume, archive and delete runs."""
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
 import asyncio
@@ -13,7 +13,6 @@ from palaestra.errors import ConfigError
 from palaestra.redaction import redact_secrets
 from palaestra.runs.analysis.query import select_runs
 from palaestra.runs.archive.retention import RetentionAction
-from palaestra.runs.comparison import Comparison, compare
 from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunEdit, RunEvent, RunRecord
@@ -219,11 +218,6 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
     def resolved(run_id: RunId, attempt: AttemptNumber = None) -> JsonObject:
         """The configuration of an attempt (default: the newest) with all values."""
         return reader.document(run_id, "resolved", attempt)
-
-    @runs_router.get("/compare", operation_id="compare", responses=NOT_FOUND, response_model=Comparison)
-    def compare_runs(run: Annotated[list[RunIdText], Query(min_length=2, max_length=50)]) -> JsonObject:
-        """Runs side by side."""
-        return to_json(compare(reader, run))
 
     app.include_router(service_router)
     app.include_router(runs_router)

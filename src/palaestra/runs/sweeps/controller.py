@@ -344,7 +344,10 @@ class SweepController:
         while log.state == "running" and num_live < limit:
             planned = self._next_planned(log)
             if planned is not None:
-                num_live += await self._submit(sweep, *planned)
+                accepted = await self._submit(sweep, *planned)
+                if accepted is None:
+                    return
+                num_live += accepted
             elif log.next_number < spec.num_trials:
                 await asyncio.to_thread(self._add_trial, sweep)
             else:
@@ -367,8 +370,11 @@ class SweepController:
         if study is not None:
             study.add(trial)
 
-    async def _submit(self, sweep: _ActiveSweep, trial: Trial, seed: int | None) -> bool:
-        """Submit a run that may exist already, because the service was killed before it recorded that."""
+    async def _submit(self, sweep: _ActiveSweep, trial: Trial, seed: int | None) -> bool | None:
+        """Submit a run that may exist already, because the service was killed before it recorded that.
+
+        Returns whether it was accepted; None if its machine does not answer, and it has to be tried later.
+        """
         log = sweep.log
         run_id = log.run_id(trial, seed)
         try:
@@ -376,8 +382,8 @@ class SweepController:
                 run = log.spec.build_run(trial.parameters, seed, log.tag)
                 await self._supervisor.submit(run, await self._find_consent(log, run), run_id)
         except HostUnreachable as error:
-            _log.warning("%s: %s", run_id, error)
-            raise
+            _log.info("%s waits: %s", run_id, error)
+            return None
         except (ConfigError, ConsentRequired) as error:
             await asyncio.to_thread(log.record_refused, trial, seed, str(error), self._clock())
             sweep.refusals += 1

@@ -160,7 +160,7 @@ def describe_trial(log: SweepLog, trial: Trial) -> TrialRecord:
         high=interval[1] if interval else None,
         values=values,
         pruned_at=trial.pruned_at,
-        reason=trial.reason or next((run.refused for run in trial.runs.values() if run.refused), ""),
+        reason=next((run.refused for run in trial.runs.values() if run.refused), trial.reason),
     )
 
 
