@@ -100,7 +100,7 @@ def test_a_run_that_failed_early_does_not_shorten_the_others_and_is_named(add_ru
     (group,) = comparison.groups
     assert (comparison.step, group.mean, group.num_values, group.low) == (200, 3.0, 1, None)
     assert group.runs[1].problem == "failed at step 100"
-    assert comparison.notes[0].startswith("1 runs have no value, which may flatter their groups: A b: failed")
+    assert comparison.notes[0].startswith("1 run has no value, which may flatter the group: A b: failed")
 
 
 def test_less_can_be_better_and_nan_is_no_value(add_run, reader):

@@ -264,6 +264,36 @@ def test_three_refusals_in_a_row_stop_a_sweep_with_the_reason(home):
     assert details.sweep.reason.startswith("3 runs in a row were refused: preflight = 'flag'")
 
 
+class _Killed(BaseException):
+    """Ends the task of the controller, as a kill ends its process."""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("write", ["add_trial", "record_submitted", "record_end", "record_finish"])
+def test_a_sweep_that_is_interrupted_at_any_write_has_every_run_once(home, monkeypatch, write, moment):
+    original = getattr(SweepLog, write)
+
+    def interrupt(self, *arguments, **fields):
+        if moment == "after":
+            original(self, *arguments, **fields)
+        raise _Killed
+
+    async def body():
+        async with run_supervisor(home) as supervisor:
+            with monkeypatch.context() as patch:
+                patch.setattr(SweepLog, write, interrupt)
+                async with run_controller(home, supervisor) as controller:
+                    record = await controller.create(sweep({"steps": [10, 20]}, max_unfinished=1))
+                    await wait_until(lambda: any(task.done() for task in controller._tasks), "the interruption")
+            async with run_controller(home, supervisor) as controller:
+                return await wait_for(controller, record.sweep_id)
+
+    details = asyncio.run(body())
+    assert [(trial.number, trial.value) for trial in details.trials] == [(1, 1.5), (0, 1.0)]
+    assert run_ids(home) == [f"{details.sweep.sweep_id}-t0000", f"{details.sweep.sweep_id}-t0001"]
+    assert [event_kinds(home, run_id).count("launched") for run_id in run_ids(home)] == [1, 1]
+
+
 class _ForeignRunner(EchoRunner):
     """Runs a script that is not ours; its hash is `sha256`."""
 

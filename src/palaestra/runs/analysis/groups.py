@@ -240,7 +240,8 @@ def _list_notes(groups: Sequence[RunGroup], metric: str, pool_envs: bool) -> lis
     if problems:
         few = "; ".join(f"{label} {score.run_id}: {score.problem}" for label, score in problems[:3])
         more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
-        notes.append(f"{len(problems)} runs have no value, which may flatter their groups: {few}{more}")
+        number = "1 run has" if len(problems) == 1 else f"{len(problems)} runs have"
+        notes.append(f"{number} no value, which may flatter the group: {few}{more}")
     if any(group.num_values == 1 for group in groups):
         notes.append("a group of one run has no interval; use --seeds 1..5")
     envs = {score.env_id for group in groups for score in group.runs}

@@ -378,7 +378,9 @@ class SweepController:
         log = sweep.log
         run_id = log.run_id(trial, seed)
         try:
-            if not self._has_run(run_id):
+            if self._has_run(run_id):
+                self._wake.set()  # it may have ended, so that no event follows
+            else:
                 run = log.spec.build_run(trial.parameters, seed, log.tag)
                 await self._supervisor.submit(run, await self._find_consent(log, run), run_id)
         except HostUnreachable as error:
