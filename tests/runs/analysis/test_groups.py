@@ -94,13 +94,14 @@ def test_a_run_that_trained_longer_is_judged_at_the_step_of_the_others(add_run, 
     assert [group.mean for group in compare_groups(reader, [long, short], step=100).groups] == [4.0, 1.0]
 
 
-def test_a_run_that_failed_early_does_not_shorten_the_others_and_is_named(add_run, reader):
-    runs = [add_run("a", [2.0, 4.0], seed=1), add_run("b", [9.0], seed=2, phase=Phase.FAILED)]
+@pytest.mark.parametrize("phase", [Phase.FAILED, Phase.STOPPED, Phase.LOST])
+def test_a_run_that_was_cut_short_does_not_shorten_the_others_and_is_named(add_run, reader, phase):
+    runs = [add_run("a", [2.0, 4.0], seed=1), add_run("b", [9.0], seed=2, phase=phase)]
     comparison = compare_groups(reader, runs)
     (group,) = comparison.groups
     assert (comparison.step, group.mean, group.num_values, group.low) == (200, 3.0, 1, None)
-    assert group.runs[1].problem == "failed at step 100"
-    assert comparison.notes[0].startswith("1 run has no value, which may flatter the group: A b: failed")
+    assert group.runs[1].problem == f"{phase} at step 100"
+    assert comparison.notes[0].startswith("1 run has no value, which may flatter the group: A b: ")
 
 
 def test_less_can_be_better_and_nan_is_no_value(add_run, reader):

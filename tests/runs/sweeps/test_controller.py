@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import sys
 from dataclasses import replace
 
 import pytest
@@ -262,6 +263,34 @@ def test_three_refusals_in_a_row_stop_a_sweep_with_the_reason(home):
     details = asyncio.run(body())
     assert details.sweep.trials == {"failed": 3}
     assert details.sweep.reason.startswith("3 runs in a row were refused: preflight = 'flag'")
+
+
+def test_failed_trials_of_a_finished_sweep_are_retried_on_request(home):
+    async def body():
+        async with run_both(home) as (_, controller):
+            record = await controller.create(sweep({"then": ["exit:0", "exit:3"]}, steps=10))
+            await wait_for(controller, record.sweep_id)
+            with pytest.raises(IllegalTransition, match=r"no trial of it can continue. --retry-failed"):
+                await controller.resume(record.sweep_id)
+            assert (await controller.resume(record.sweep_id, retry_failed=True)).state == "running"
+            return await wait_for(controller, record.sweep_id)
+
+    details = asyncio.run(body())
+    assert details.sweep.trials == {"succeeded": 1, "failed": 1}
+    sweep_id = details.sweep.sweep_id
+    assert run_ids(home) == [f"{sweep_id}-t0000", f"{sweep_id}-t0001", f"{sweep_id}-t0001-r2"]
+
+
+def test_a_sweep_that_needs_optuna_is_refused_without_it(home, monkeypatch):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+
+    async def body():
+        async with run_both(home) as (_, controller):
+            with pytest.raises(ConfigError, match=r"pip install 'palaestra\[sweeps\]'"):
+                await controller.create(sweep({"steps": [1, 2]}, sampler="optuna", trials=2))
+
+    asyncio.run(body())
+    assert not home.sweeps.exists()
 
 
 class _Killed(BaseException):

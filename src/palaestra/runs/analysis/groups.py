@@ -21,7 +21,6 @@ from palaestra.runs.record import RunRecord
 from palaestra.runs.wire import API_SCHEMA, JsonObject, Number
 
 MAX_COMPARED = 1000
-_BROKEN = frozenset({Phase.FAILED, Phase.KILLED, Phase.LOST, Phase.REFUSED, Phase.STALLED})
 _IGNORED_KEYS = frozenset({"seed", "name", "exp_name"})
 
 
@@ -97,7 +96,7 @@ def compare_groups(
     step: int | None = None,
     pool_envs: bool = False,
 ) -> GroupComparison:
-    """Group runs and compare them at a step (default: the largest that every run which did not fail has reached).
+    """Group runs and compare them at a step (default: the largest that all runs have reached which were not cut short).
 
     With `pool_envs`, runs in different environments form one group if the rest of their configuration is the same, and
     the bootstrap draws within each environment. The metric should then be normalised.
@@ -128,9 +127,14 @@ def compare_groups(
 
 
 def _common_step(records: Sequence[RunRecord]) -> int | None:
-    counted = [record.env_step for record in records if record.phase not in _BROKEN and record.env_step]
-    counted = counted or [record.env_step for record in records if record.env_step]
-    return min(counted, default=None)
+    """A run that failed, or was stopped or pruned early, must not shorten the comparison of the others."""
+    steps = [(record.env_step, is_cut_short(str(record.phase))) for record in records if record.env_step]
+    return min((step for step, is_cut in steps if not is_cut), default=min((step for step, _ in steps), default=None))
+
+
+def is_cut_short(phase: str) -> bool:
+    """Whether a run in this phase has ended without having succeeded."""
+    return Phase(phase).has_ended and phase != Phase.SUCCEEDED
 
 
 def _group(

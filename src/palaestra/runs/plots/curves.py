@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from palaestra.errors import ConfigError
-from palaestra.runs.analysis.groups import GroupComparison, RunGroup
+from palaestra.runs.analysis.groups import GroupComparison, RunGroup, is_cut_short
 from palaestra.runs.analysis.metric_values import metric_window
 from palaestra.runs.reader import RunReader
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 GRID_POINTS = 200
 _MAX_POINTS = 100_000
-_BROKEN = frozenset({"failed", "killed", "lost", "refused", "stalled"})
 
 
 @dataclass(frozen=True)
@@ -114,8 +113,8 @@ def _build_curve(group: RunGroup, smoothed: Mapping[str, Array]) -> GroupCurve:
     from scipy.special import stdtrit
 
     lines = [(score, smoothed[score.run_id]) for score in group.runs]
-    # Failed runs are drawn, and would otherwise end the curve of their group.
-    counted = [values for score, values in lines if score.phase not in _BROKEN] or [values for _, values in lines]
+    # Runs that were cut short are drawn, and would otherwise end the curve of their group.
+    counted = [values for score, values in lines if not is_cut_short(score.phase)] or [values for _, values in lines]
     table = np.array(counted)
     # A mean over fewer runs than before would jump for that reason, so it ends with the shortest run.
     mean = table.mean(axis=0)

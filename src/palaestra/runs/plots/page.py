@@ -36,6 +36,7 @@ def build_page(comparison: GroupComparison, curves: CurveSet, title: str) -> str
         "title": html.escape(title),
         "curves": to_svg(figure),
         "pareto": to_svg(draw_pareto(comparison, "Result against time")) if has_times else "",
+        "summary": html.escape(f"{comparison.metric} at step {comparison.step or 0:,} ({comparison.window})"),
         "table": _format_table(comparison),
         "notes": "".join(f"<li>{html.escape(note)}</li>" for note in comparison.notes),
         # A closing tag inside a string would end the script.

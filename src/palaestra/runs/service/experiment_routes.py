@@ -106,8 +106,8 @@ def add_comparison_routes(app: FastAPI, reader: RunReader) -> None:
     ) -> JsonObject:
         """Runs that differ only in their seed as groups, compared at equal steps, best first.
 
-        The runs are named, those of a sweep, or those that match a query. The default step is the largest that every
-        run which did not fail has reached.
+        The runs are named, those of a sweep, or those that match a query. The default step is the largest that all
+        runs have reached which did not fail and were not stopped.
         """
         records = select_compared(reader, run or (), where=where, sweep=sweep)
         return to_json(
