@@ -30,6 +30,9 @@ def test_a_sweep_file_and_the_command_line_are_put_together(runs, palaestra, tmp
     assert (record["sampler"], record["num_runs"], record["trials"]) == ("random", 3, {"succeeded": 3})
     details = json.loads(palaestra("sweeps", "show", record["sweep_id"], "--json").out)
     assert {trial["parameters"]["metrics"] for trial in details["trials"]} <= {2, 3}
+    single = runs("start", "--runner", "echo", "--name", "one", "steps=10", "--seeds", "1..2", "--follow")
+    assert (single.code, "best 1 [1, 1]" in single.out) == (0, True), single
+    assert "\nResult: 1 [1, 1]\n" in palaestra("sweeps", "show", "one-sweep").out
     assert "One seed says nothing about the spread" in palaestra("sweeps", "show", record["sweep_id"]).out
 
 

@@ -239,7 +239,8 @@ def format_sweep(details: SweepDetails, max_trials: int | None) -> list[str]:
     ]
     lines = format_columns([field for field in fields if field[1]])
     if sweep.best is not None:
-        lines += ["", f"Best: {format_interval(sweep.best)} with {_format_values(sweep.best) or 'these settings'}"]
+        values = f" with {_format_values(sweep.best)}" if sweep.best.parameters else ""
+        lines += ["", f"{'Best' if sweep.num_trials > 1 else 'Result'}: {format_interval(sweep.best)}{values}"]
         lines += _explain_best(sweep, sweep.best)
     if details.trials:
         lines += ["", *_format_trials(details, max_trials)]
