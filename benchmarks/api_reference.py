@@ -15,6 +15,7 @@ from palaestra.runs.runners.registry import registered_runners
 from palaestra.runs.service.app import build_api
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor
+from palaestra.runs.sweeps.controller import SweepController
 from palaestra.runs.tools.tensorboard import TensorBoards
 
 PAGE = Path(__file__).parents[1] / "docs" / "http-api.md"
@@ -99,6 +100,7 @@ are unix times.
 
 TITLES = {
     "runs": "Runs",
+    "sweeps": "Sweeps",
     "streams": "Streams of a run",
     "metrics": "Metrics",
     "archive": "Archiving and deleting",
@@ -124,7 +126,8 @@ def description() -> dict[str, Any]:
         registry = open_registry(home)
         supervisor = Supervisor(home, registry, registered_runners())
         plays = Plays(home, PolicyPlanner(home, supervisor.planner.get_runner).plan, idle_timeout_s=1.0)
-        app = build_api(supervisor, RunReader(home), registry, TensorBoards(home), plays, asyncio.Event())
+        sweeps, tensorboards = SweepController(home, supervisor), TensorBoards(home)
+        app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, sweeps, asyncio.Event())
         registry.close()
         return app.openapi()
 

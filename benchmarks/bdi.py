@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import machine
-from palaestra.evaluation.statistics import confidence_interval
 from palaestra.files.home import Home
 from palaestra.files.run_directory import Attempt
+from palaestra.intervals import confidence_interval
 from palaestra.runs.runner import AttemptPaths, Machine
 from palaestra.runs.runners.spade_bdi import SpadeBdiRunner
 from palaestra.runs.spec import RunSpec

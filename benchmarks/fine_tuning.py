@@ -15,7 +15,8 @@ import numpy as np
 
 from palaestra.env import make_env
 from palaestra.evaluation import evaluate
-from palaestra.evaluation.statistics import confidence_interval, wilson_interval
+from palaestra.evaluation.statistics import wilson_interval
+from palaestra.intervals import confidence_interval
 from palaestra.train import load_config
 from palaestra.train.trainer import build_trainer
 

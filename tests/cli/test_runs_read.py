@@ -31,6 +31,25 @@ def test_list_finds_by_agent_and_by_words(runs, started):
     assert runs("list", "--agent", "echo/dqn").out == "No matching run.\n"
 
 
+def test_list_takes_a_query_an_order_and_a_limit(runs, started):
+    long, short = started("steps=40", "--env", "A-v0"), started("steps=20", "--env", "B-v0")
+
+    def found(*words):
+        result = runs("list", "--json", *words)
+        assert result.code == 0, result
+        return [row["run_id"] for row in json.loads(result.out)]
+
+    # Episode e returns e: the mean of 1 to 4 is 2.5, that of 1 and 2 is 1.5.
+    assert found("--sort", "return") == [long, short]
+    assert found("--sort", "return:asc", "--limit", "1") == [short]
+    assert found("--where", "env=A-v0 and return>2") == [long]
+    assert found("--where", "config.steps<30 or m0>100") == [short]
+    assert found("--sort", "m0", "--limit", "1") == [long]
+    result = runs("list", "--where", "env=A-v0 and return>")
+    assert (result.code, "expected a value after > at the end" in result.err) == (2, True), result
+    assert runs("list", "--where", "return>9").out == "No matching run.\n"
+
+
 def test_what_a_spec_can_say_the_command_line_can_say(home, started):
     words = ["--nice", "3", "--grace", "2.5", "--thin-every", "7", "--set", "MY_FLAVOUR=sweet=sour", "steps=1"]
     run_id = started(*words)

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from palaestra.evaluation.statistics import confidence_interval, mean_passes, pass_at_k, pass_hat_k, wilson_interval
+from palaestra.evaluation.statistics import mean_passes, pass_at_k, pass_hat_k, wilson_interval
+from palaestra.intervals import confidence_interval
 
 
 def test_one_number_has_no_interval_and_two_have_a_wide_one():

@@ -56,7 +56,8 @@ COMMANDS: Mapping[str, str | Group] = {
             "logs": "palaestra.cli.runs.read:logs",
             "stop": "palaestra.cli.runs.manage:stop",
             "resume": "palaestra.cli.runs.start:resume",
-            "compare": "palaestra.cli.runs.read:compare",
+            "compare": "palaestra.cli.runs.compare:compare_command",
+            "plot": "palaestra.cli.runs.plot:plot_command",
             "export-tensorboard": "palaestra.cli.runs.read:export_tensorboard",
             "tensorboard": "palaestra.cli.runs.manage:tensorboard",
             "videos": "palaestra.cli.runs.read:videos",
@@ -66,6 +67,15 @@ COMMANDS: Mapping[str, str | Group] = {
             "delete": "palaestra.cli.runs.manage:delete",
             "gc": "palaestra.cli.runs.manage:gc",
             "drain": "palaestra.cli.runs.manage:drain",
+        },
+    ),
+    "sweeps": Group(
+        "List, show, stop and resume sweeps over values and seeds.",
+        {
+            "list": "palaestra.cli.runs.sweeps:list_command",
+            "show": "palaestra.cli.runs.sweeps:show_command",
+            "stop": "palaestra.cli.runs.sweeps:stop_command",
+            "resume": "palaestra.cli.runs.sweeps:resume_command",
         },
     ),
     "checkpoints": Group(

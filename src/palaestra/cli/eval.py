@@ -102,7 +102,7 @@ def eval_command(
     evaluation = evaluate(path)
     document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json(), **_score_facts(path, evaluation)}
     if other is not None:
-        from palaestra.evaluation.statistics import confidence_interval
+        from palaestra.intervals import confidence_interval
 
         baseline = evaluate(other)
         gaps = tuple(a - b for a, b in zip(evaluation.returns, baseline.returns, strict=True))

@@ -14,7 +14,8 @@ from palaestra.actor.policy_actor import check_action_masks
 from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import EpisodeEnd, VectorEnv
 from palaestra.errors import ConfigError
-from palaestra.evaluation.statistics import confidence_interval, wilson_interval
+from palaestra.evaluation.statistics import wilson_interval
+from palaestra.intervals import confidence_interval
 from palaestra.policy.device import device_of, move_to
 from palaestra.policy.network import eval_mode
 

@@ -17,6 +17,7 @@ from typing import Any
 from palaestra.evaluation import statistics
 from palaestra.experience.trajectory import Outcome, Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryEntry
+from palaestra.intervals import confidence_interval
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ class ScreenEvaluation:
 
     def to_json(self) -> dict[str, Any]:
         """As plain JSON."""
-        interval = statistics.confidence_interval([entry.reward for entry in self.valid_entries])
+        interval = confidence_interval([entry.reward for entry in self.valid_entries])
         return {
             **self.overall.to_json(),
             "return_ci95": interval and list(interval),

@@ -6,25 +6,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import NormalDist
 
 _Z = NormalDist().inv_cdf((1 + 0.95) / 2)
 """Half-width of the central 95 % of a normal distribution, in standard deviations."""
-
-
-def confidence_interval(numbers: Sequence[float]) -> tuple[float, float] | None:
-    """95 % interval of the mean by Student's t; None for fewer than two numbers, which say nothing about the spread."""
-    import numpy as np
-    from scipy.special import stdtrit
-
-    n = len(numbers)
-    if n < 2:
-        return None
-    mean = float(np.mean(numbers))
-    half = float(stdtrit(n - 1, 0.975)) * float(np.std(numbers, ddof=1)) / math.sqrt(n)
-    return mean - half, mean + half
 
 
 def wilson_interval(c: int, n: int) -> tuple[float, float]:

@@ -8,6 +8,7 @@ var/training/                     under $PALAESTRA_HOME, else under the current 
     archive/<run_id>.tar.gz       archived runs                    trash/<run_id>.<time>/  deleted runs
     episodes/<episode_id>/        recorded episodes of plays       presets/<kind>/<name>.json     values of forms
     datasets/<dataset_id>/        offline data in Minari's layout: `experience.datasets`
+    sweeps/<sweep_id>/            sweep.json  trials.jsonl         optuna.journal          of sweeps that use Optuna
     environments/<name>-<digest>/ Python environments of runners    custom/<runner>/<name>/ checkpoints kept by name
 """
 
@@ -43,6 +44,10 @@ class Home:
     """Datasets to learn from, in the layout of Minari."""
     presets = PathIn("presets")
     """Named values of forms."""
+    sweeps = PathIn("sweeps")
+    """Sweeps: their specs and trials."""
+    optuna = PathIn("optuna.journal")
+    """Optuna's storage of the sweeps that use it; can be rebuilt from their trials."""
     environments = PathIn("environments")
     """Python environments that runners create."""
     custom = PathIn("custom")

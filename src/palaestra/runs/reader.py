@@ -179,10 +179,13 @@ class RunReader:
         """All metrics of a run by name, with their number of points and source."""
         return self._series(run_id).names()
 
-    def recent_metrics(self, run_id: str, count: int, names: Collection[str] = ()) -> dict[str, list[MetricPoint]]:
-        """The last points of the named metrics (default: of all metrics)."""
+    def recent_metrics(
+        self, run_id: str, count: int, names: Collection[str] = (), *, last: int | None = None
+    ) -> dict[str, list[MetricPoint]]:
+        """The last points of the named metrics (default: of all metrics), up to the step `last`, if given."""
         series = self._series(run_id)
-        return {name: series.recent(name, count) for name in self._check_names(series.names(), names)}
+        before = None if last is None else last + 1
+        return {name: series.recent(name, count, before) for name in self._check_names(series.names(), names)}
 
     def metrics(
         self,

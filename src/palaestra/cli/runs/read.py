@@ -1,4 +1,4 @@
-"""Commands that read runs: list, show, logs, compare, videos, export. They need no service and start none."""
+"""Commands that read runs: list, show, logs, videos, export. They need no service and start none."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
 from palaestra.cli.terminal import (
     JsonOption,
     RunArgument,
-    RunsArgument,
     format_bytes,
     print_json,
     sanitize_line,
@@ -25,6 +24,7 @@ from palaestra.files.home import Home
 if TYPE_CHECKING:
     from palaestra.runs.phase import Phase
     from palaestra.runs.reader import RunReader
+    from palaestra.runs.record import RunRecord
 
 _T = TypeVar("_T")
 _MAX_LISTED = 30
@@ -45,39 +45,49 @@ def list_runs(
         str,
         typer.Option(metavar="WORDS", help="Only runs with these words in id, agent, env, tags or reason."),
     ] = "",
+    where: Annotated[
+        str, typer.Option(metavar="QUERY", help="Only matching runs, such as 'env=CartPole-v1 and return>400'.")
+    ] = "",
+    sort: Annotated[
+        str, typer.Option(metavar="NAME", help="Sort by a field, key or metric, largest first; NAME:asc reverses.")
+    ] = "",
+    limit: Annotated[int | None, typer.Option(metavar="N", min=1, help="Maximum number of runs.")] = None,
     everything: Annotated[bool, typer.Option("--all", help=f"Show all, not only the newest {_MAX_LISTED}.")] = False,
     archived: Annotated[bool, typer.Option("--archived", help="Show archived runs.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List runs, newest first."""
+    """List runs, newest first, or those of a query.
+
+    A query compares fields (env, phase, return, step, seed, tag, elapsed, ...), configuration keys and metrics with =,
+    !=, <, <=, >, >= and ~ (contains), combined by and, or, not and parentheses.
+    """
     phases = None if not phase else [_parse_phase(name) for name in phase]
-    limit = None if everything or as_json else _MAX_LISTED + 1
+    shown_limit = limit or (None if everything or as_json else _MAX_LISTED + 1)
     words = search.split()
-    records = query(
-        lambda reader: reader.runs(
-            phases=phases,
-            runner=runner,
-            env_id=env,
-            tag=tag,
-            agent_id=agent,
-            search=words,
-            archived=archived,
-            limit=limit,
-        )
-    )
+    filters = {"phases": phases, "runner": runner, "env_id": env, "tag": tag, "agent_id": agent, "search": words}
+    records = query(lambda reader: _find_runs(reader, where, sort, shown_limit, {**filters, "archived": archived}))
     if as_json:
         print_json(records)
         return
     if not records:
-        filtered = phases or runner or env or tag or agent or words or archived
+        filtered = phases or runner or env or tag or agent or words or archived or where
         print("No matching run." if filtered else "No runs yet. Try: palaestra runs start configs/ppo/cartpole.yaml")
         return
     from palaestra.cli.runs.table import format_runs
 
-    shown = records if everything else records[:_MAX_LISTED]
+    shown = records if everything or limit else records[:_MAX_LISTED]
     print("\n".join(format_runs(shown)))
     if len(records) > len(shown):
-        print(f"Showing the newest {_MAX_LISTED}; use --all for all.", file=sys.stderr)
+        first = "first" if sort else "newest"
+        print(f"Showing the {first} {_MAX_LISTED}; use --all for all.", file=sys.stderr)
+
+
+def _find_runs(reader: RunReader, where: str, sort: str, limit: int | None, filters: dict[str, Any]) -> list[RunRecord]:
+    if not where and not sort:
+        return reader.runs(**filters, limit=limit)
+    from palaestra.runs.analysis.query import select_runs
+
+    return select_runs(reader, reader.runs(**filters), where=where, sort=sort, limit=limit)
 
 
 def _parse_phase(name: str) -> Phase:
@@ -137,30 +147,6 @@ def logs(
             piece = piece._replace(text="", offset=offset)
     if as_json:
         print_json({"run_id": run_id, "text": "".join(texts)})
-
-
-def compare(
-    runs: RunsArgument,
-    metric: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="Only metrics that contain this text; may be repeated.")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Compare outcomes, configurations and metrics of runs."""
-    from palaestra.runs.comparison import compare as compare_runs
-    from palaestra.runs.wire import to_json
-
-    comparison = query(lambda reader: to_json(compare_runs(reader, runs)))
-    if metric:
-        comparison["metrics"] = {
-            name: values for name, values in comparison["metrics"].items() if any(text in name for text in metric)
-        }
-    if as_json:
-        print_json(comparison)
-        return
-    from palaestra.cli.runs.show import format_comparison
-
-    print("\n".join(format_comparison(comparison)))
 
 
 def export_tensorboard(

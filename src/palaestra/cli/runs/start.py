@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 import typer
 
 from palaestra.cli.runs.manage import confirm, connect_service, resolve_runs
+from palaestra.cli.runs.sweeps import SweepOptions, build_sweep, parse_words, start_sweep
 from palaestra.cli.terminal import JsonOption, RunArgument, YesOption, print_json, sanitize_line
 from palaestra.errors import ConfigError, ConsentRequired
 
@@ -69,6 +70,14 @@ _SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="NAME=VALUE", help="Environment variable, not a secret; may be repeated."),
 ]
+_SeedsOption = Annotated[
+    str | None,
+    typer.Option(metavar="SEEDS", help="Several seeds, such as 1..5 or 1,2,7: starts a sweep."),
+]
+_SweepOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="YAML file with parameters, sampler and seeds: starts a sweep."),
+]
 
 
 def start(
@@ -78,6 +87,8 @@ def start(
     script: _ScriptOption = None,
     env: Annotated[str | None, typer.Option(metavar="ENV", help="Environment id.")] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", help="Random seed.")] = None,
+    seeds: _SeedsOption = None,
+    sweep: _SweepOption = None,
     python: _PythonOption = None,
     name: Annotated[str, typer.Option(metavar="NAME", help="Prefix of the run id.")] = "",
     on: _OnOption = None,
@@ -103,9 +114,10 @@ def start(
     """Start a run of any trainer in the background.
 
     Starts the run service if none is running. Both continue after this command exits. Running foreign code needs your
-    confirmation, or --yes.
+    confirmation, or --yes. KEY=A,B,C and --seeds start a sweep: one run for each combination of values and seeds.
     """
-    config, config_text, default_name = _read_config(config_file, overrides or [], runner)
+    assignments, grid = parse_words(config_file, overrides or [])
+    config, config_text, default_name = _read_config(None, assignments, runner)
     spec = _parse_spec(
         runner=runner,
         script=script,
@@ -133,16 +145,28 @@ def start(
         invoked_from=Path.cwd(),
     )
     service = connect_service()
-    if dry_run:
-        prepared = service.prepare_training(spec)
-        if as_json:
-            print_json(prepared)
-        else:
-            _print_command(prepared, sys.stdout)
-        if prepared.command is None:
-            raise typer.Exit(2)
+    if grid or seeds is not None or sweep is not None:
+        request = build_sweep(spec, grid, seeds, sweep)
+        options = SweepOptions(yes=yes, dry_run=dry_run, follow=follow, as_json=as_json)
+        start_sweep(service, request, options, _print_command)
         return
-    record = _submit(service, spec, yes)
+    if dry_run:
+        _print_dry_run(service, spec, as_json)
+        return
+    _print_started(service, _submit(service, spec, yes), follow, as_json)
+
+
+def _print_dry_run(service: TrainerService, spec: RunSpec, as_json: bool) -> None:
+    prepared = service.prepare_training(spec)
+    if as_json:
+        print_json(prepared)
+    else:
+        _print_command(prepared, sys.stdout)
+    if prepared.command is None:
+        raise typer.Exit(2)
+
+
+def _print_started(service: TrainerService, record: RunRecord, follow: bool, as_json: bool) -> None:
     if follow:
         print(f"{record.run_id} {record.phase}", file=sys.stderr)
         _watch_run(service, record.run_id, as_json)

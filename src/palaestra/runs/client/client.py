@@ -20,6 +20,7 @@ from palaestra.runs.client.file_requests import FileRequests
 from palaestra.runs.client.metric_requests import MetricRequests
 from palaestra.runs.client.requests import SLOW_TIMEOUT_S, quote, quote_path
 from palaestra.runs.client.run_requests import RunRequests
+from palaestra.runs.client.sweep_requests import SweepRequests
 from palaestra.runs.play.state import EpisodeRecord, EpisodeStep, PlayRecord
 from palaestra.runs.wire import from_json
 
@@ -33,7 +34,7 @@ _STEPS_PER_PAGE = 10_000
 """The service sends no more steps of an episode at once."""
 
 
-class TrainerService(RunRequests, MetricRequests, CheckpointRequests, FileRequests, CatalogueRequests):
+class TrainerService(RunRequests, SweepRequests, MetricRequests, CheckpointRequests, FileRequests, CatalogueRequests):
     """The run service of a state directory, or the one at a URL."""
 
     def machine(self) -> MachineUsage:

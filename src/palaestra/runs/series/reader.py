@@ -184,11 +184,12 @@ class RunSeries:
                 metrics[name] = MetricInfo(earlier + info.points, info.source)
         return metrics
 
-    def recent(self, name: str, count: int) -> list[MetricPoint]:
-        """Return the last points of a metric, oldest first."""
+    def recent(self, name: str, count: int, before: int | None = None) -> list[MetricPoint]:
+        """Return the last points of a metric, oldest first; with `before`, only those before that step."""
         points: list[MetricPoint] = []
         for reader, hidden_from in reversed(self._visible(name)):
-            points = reader.recent(name, count - len(points), hidden_from) + points
+            ends = [end for end in (before, hidden_from) if end is not None]
+            points = reader.recent(name, count - len(points), min(ends, default=None)) + points
         return points
 
     def decimate(

@@ -21,6 +21,7 @@ from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.artifact_routes import add_artifact_routes
 from palaestra.runs.service.checkpoint_routes import add_checkpoint_routes
+from palaestra.runs.service.experiment_routes import add_comparison_routes, add_sweep_routes
 from palaestra.runs.service.metric_routes import add_metric_routes, add_video_routes
 from palaestra.runs.service.play_routes import add_play_routes
 from palaestra.runs.service.run_routes import add_run_routes
@@ -31,11 +32,13 @@ from palaestra.runs.service.trajectory_routes import add_trajectory_routes
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.supervisor import Supervisor
+from palaestra.runs.sweeps.controller import SweepController
+from palaestra.runs.sweeps.spec import SweepSpec
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.wire import JsonObject, error_to_json
 
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
-_SPECS: dict[str, type[Section]] = {"/play": PlaySpec}
+_SPECS: dict[str, type[Section]] = {"/play": PlaySpec, "/sweeps": SweepSpec}
 """Section of `spec` in a body, by route; a `RunSpec` in the others."""
 
 
@@ -45,6 +48,7 @@ def build_api(
     registry: Registry,
     tensorboards: TensorBoards,
     plays: Plays,
+    sweeps: SweepController,
     closing: asyncio.Event,
 ) -> FastAPI:
     """The application without authentication. Streams end when `closing` is set."""
@@ -60,6 +64,8 @@ def build_api(
         generate_unique_id_function=lambda route: route.name,
     )
     add_run_routes(app, supervisor, reader)
+    add_sweep_routes(app, sweeps)
+    add_comparison_routes(app, reader)
     add_metric_routes(app, reader)
     add_stream_routes(app, supervisor, reader, closing)
     add_checkpoint_routes(app, reader, registry)

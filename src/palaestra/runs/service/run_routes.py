@@ -1,4 +1,4 @@
-"""Routes that list, start, stop, resume, compare, archive and delete runs."""
+"""Routes that list, start, stop, resume, archive and delete runs."""
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
 import asyncio
@@ -11,8 +11,8 @@ from pydantic import AfterValidator, Field, StrictBool
 from palaestra import __version__
 from palaestra.errors import ConfigError
 from palaestra.redaction import redact_secrets
+from palaestra.runs.analysis.query import select_runs
 from palaestra.runs.archive.retention import RetentionAction
-from palaestra.runs.comparison import Comparison, compare
 from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunEdit, RunEvent, RunRecord
@@ -162,6 +162,8 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
         tag: FilterText = None,
         agent: FilterText = None,
         search: FilterText = None,
+        where: Annotated[str, Query(max_length=2000)] = "",
+        sort: Annotated[str, Query(max_length=200)] = "",
         archived: bool = False,
         before: Annotated[RunIdText | None, Query()] = None,
         limit: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
@@ -169,7 +171,10 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
         """Runs that match all filters, newest first. For the next page, `before` is the last run of this page.
 
         Every word of `search` must occur in the id, name, agent, environment, host, a tag, the notes or the reason.
+        `where` is a query such as `env=CartPole-v1 and return>400`. `sort` is a field, a configuration key or a metric:
+        the largest come first, with `:asc` after it the smallest.
         """
+        selected = bool(where.strip() or sort.strip())
         records = reader.runs(
             phases=phase,
             runner=runner,
@@ -179,8 +184,10 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
             search=(search or "").split(),
             archived=archived,
             before=before,
-            limit=limit,
+            limit=None if selected else limit,
         )
+        if selected:
+            records = select_runs(reader, records, where=where, sort=sort, limit=limit)
         return [to_json(_newest(supervisor, record)) for record in records]
 
     @runs_router.get("/runs/{run_id}", responses=NOT_FOUND, response_model=RunRecord)
@@ -211,11 +218,6 @@ def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) ->
     def resolved(run_id: RunId, attempt: AttemptNumber = None) -> JsonObject:
         """The configuration of an attempt (default: the newest) with all values."""
         return reader.document(run_id, "resolved", attempt)
-
-    @runs_router.get("/compare", operation_id="compare", responses=NOT_FOUND, response_model=Comparison)
-    def compare_runs(run: Annotated[list[RunIdText], Query(min_length=2, max_length=50)]) -> JsonObject:
-        """Runs side by side."""
-        return to_json(compare(reader, run))
 
     app.include_router(service_router)
     app.include_router(runs_router)

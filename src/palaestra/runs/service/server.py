@@ -41,6 +41,7 @@ from palaestra.runs.service.auth import AuthMiddleware
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor
+from palaestra.runs.sweeps.controller import SweepController
 from palaestra.runs.tools.tensorboard import TensorBoards
 from palaestra.runs.video.record_video import CheckpointRecorder
 from palaestra.runs.wire import error_to_json
@@ -85,13 +86,15 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
         tensorboards, closing = TensorBoards(home), asyncio.Event()
         policies = PolicyPlanner(home, supervisor.planner.get_runner)
         plays = Plays(home, policies.plan, idle_timeout_s=config.play_idle_s)
+        sweeps = SweepController(home, supervisor)
         cataloguing: asyncio.Task[None] | None = None
         try:
             report = await supervisor.start()
             _log.info("version %s at %s; %s", __version__, url, report)
+            await sweeps.start()
             # In the background: thousands of directories take seconds, and a resume finds checkpoints without rows.
             cataloguing = asyncio.create_task(_catalogue_checkpoints(catalogue, home, closing))
-            app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, closing)
+            app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, sweeps, closing)
             auth = AuthMiddleware(app, token, AllowedHosts(config.host, config.allowed_hosts))
             async with serve_in_background(auth, sock, websockets=True) as serving:
                 lock.publish_url(url)
@@ -103,7 +106,7 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
                 def is_idle() -> bool:
                     if config.idle_exit_s is None or tensorboards.running() or catalogue.busy or not supervisor.idle:
                         return False
-                    if plays.num_running:
+                    if plays.num_running or sweeps.is_busy:
                         return False
                     return auth.idle_s() > config.idle_exit_s
 
@@ -118,6 +121,7 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
             closing.set()
             if cataloguing is not None:
                 await cataloguing
+            await sweeps.close()
             await supervisor.close()
             await asyncio.to_thread(catalogue.close)
             await asyncio.to_thread(tensorboards.close)

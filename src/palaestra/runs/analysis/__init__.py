@@ -1,0 +1,1 @@
+"""Questions about many runs: which ones, how good at equal steps, and how certain."""

@@ -1,0 +1,1 @@
+"""Sweeps: many configurations, each with several seeds, as one object that survives the service."""
