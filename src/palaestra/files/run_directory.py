@@ -89,6 +89,8 @@ class Attempt:
     """Exit status, written by the watchdog."""
     stdout = PathIn("stdout.log")
     """Output of the trainer."""
+    log = PathIn("log.jsonl")
+    """Events that a program reports with `palaestra.log`."""
     system = PathIn("system.jsonl")
     """Samples of CPU, memory and GPU use."""
     series = PathIn("series")
