@@ -195,7 +195,8 @@ def _add_commands(app: typer.Typer, commands: Mapping[str, str | Group], words: 
             app.add_typer(group, name=name)
         else:
             module, _, function = entry.partition(":")
-            app.command(name)(getattr(import_module(module), function))
+            command_function = getattr(import_module(module), function)
+            app.command(name, cls=getattr(command_function, "command_class", None))(command_function)
 
 
 def _print_error(problem: str, error: BaseException | None = None) -> None:

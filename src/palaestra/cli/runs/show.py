@@ -14,7 +14,7 @@ from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.process.resource_usage import ResourceSample, read_peaks, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
-from palaestra.runs.state.attempt_files import read_status
+from palaestra.runs.state.attempt_files import count_lines, read_status
 from palaestra.runs.state.event_log import attempt_outcomes, duration_s
 from palaestra.runs.tools.wandb import read_tracking
 from palaestra.runs.video.clip import RecordingOverhead, measure_recording_overhead
@@ -55,7 +55,8 @@ def format_run(reader: RunReader, name: str) -> list[str]:
         lines.append(sanitize_line(f"! {alarm.code}: {alarm.text}"))
     if record.notes:
         lines += ["", "Notes:", *(f"  {sanitize_line(line)}" for line in record.notes.splitlines())]
-    lines += _format_events(reader, record) + _format_metrics(reader, record) + _format_checkpoints(reader, record)
+    metrics = _format_metrics(reader, record) or _explain_missing_metrics(reader, record)
+    lines += _format_events(reader, record) + metrics + _format_checkpoints(reader, record)
     if record.phase.has_ended and record.phase != "succeeded":
         last = reader.last_lines(record.run_id, _MAX_OUTPUT_LINES).text.splitlines()
         lines += ["", "Last output:", *(f"  {_format_line(line)}" for line in last)] if last else []
@@ -171,6 +172,17 @@ def _format_metrics(reader: RunReader, record: RunRecord) -> list[str]:
     ]
     more = [f"  and {len(recent) - len(rows)} more"] if len(recent) > len(rows) else []
     return ["", "Latest metrics:", *format_columns(rows, align_right=[False, True]), *more] if rows else []
+
+
+def _explain_missing_metrics(reader: RunReader, record: RunRecord) -> list[str]:
+    """What was looked for in a program that has ended without metrics; empty for other runners."""
+    if record.runner != "script" or not record.phase.has_ended or not record.attempt:
+        return []
+    from palaestra.cli.runs.explain import format_missing_metrics
+
+    attempt = reader.home.run(record.run_id).attempt(record.attempt)
+    directory = str(reader.document(record.run_id, "command").get("cwd", ""))
+    return format_missing_metrics(directory, count_lines(attempt.stdout))
 
 
 def _format_checkpoints(reader: RunReader, record: RunRecord) -> list[str]:
