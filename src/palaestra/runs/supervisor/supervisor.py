@@ -174,7 +174,7 @@ class Supervisor:
         self._runs.clear()
         context, self._context = self._context, None
         if context is not None:
-            await asyncio.to_thread(context.pump.close)
+            await asyncio.to_thread(context.close)
 
     # Requests
 
