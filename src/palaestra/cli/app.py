@@ -57,6 +57,7 @@ COMMANDS: Mapping[str, str | Group] = {
             "stop": "palaestra.cli.runs.manage:stop",
             "resume": "palaestra.cli.runs.start:resume",
             "compare": "palaestra.cli.runs.read:compare",
+            "diff": "palaestra.cli.runs.diff:diff",
             "export-tensorboard": "palaestra.cli.runs.read:export_tensorboard",
             "tensorboard": "palaestra.cli.runs.manage:tensorboard",
             "videos": "palaestra.cli.runs.read:videos",

@@ -119,7 +119,10 @@ def _build_like(run: str, words: list[str], program: list[str] | None, fields: d
         if spec.runner != "script":
             raise ConfigError("--like", paths.run_id, f"is a run of {spec.runner}, not of a program", "Leave -- out")
         spec = spec.model_copy(update={"config": {"command": program}})
-    spec = change_spec(spec, dict(map(parse_override, words)))
+    changes = dict(map(parse_override, words))
+    if spec.runner == "script" and "seed" in changes:
+        fields.setdefault("seed", changes.pop("seed"))
+    spec = change_spec(spec, changes)
     if not fields:
         return spec
     if "environment" in fields:
@@ -144,9 +147,9 @@ def _read_program(program: Sequence[str], words: list[str], runner: str, name: s
         raise ConfigError("CONFIG", word, "is no part of the program", "Write the program after the two dashes")
     config = {**apply_overrides({}, words), "command": list(program)}
     command = parse_command(program)
-    if seed is None and "seed" not in config:
+    if seed is None:
         # The seed of the command is that of the run, so that runs of several seeds form a group.
-        value = command.to_config().get("seed")
+        value = config.pop("seed", command.to_config().get("seed"))
         seed = value if type(value) is int and value >= 0 else None
     return {"runner": runner, "config": config, "name": name or run_name(command.name, None), "seed": seed}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -40,7 +41,19 @@ def run_details(reader: RunReader, name: str) -> dict[str, Any]:
         "metrics": {key: points[-1].value for key, points in recent.items() if points},
         "checkpoints": list_checkpoints(reader.home, run_id=record.run_id),
         "command": reader.document(record.run_id, "command"),
+        "source": _describe_source(reader, record),
     }
+
+
+def _describe_source(reader: RunReader, record: RunRecord) -> dict[str, Any] | None:
+    """The stored code and environment of the newest attempt, without the lists of files; None if there is none."""
+    from palaestra.runs.reproducibility.source_recorder import read_source
+
+    source = read_source(reader.home.run(record.run_id).attempt(max(1, record.attempt)))
+    if source is None:
+        return None
+    code = {key: value for key, value in vars(source.code).items() if key != "files"}
+    return {"code": code, "environment": vars(source.environment)}
 
 
 def format_run(reader: RunReader, name: str) -> list[str]:
@@ -91,6 +104,7 @@ def _get_fields(reader: RunReader, record: RunRecord) -> list[tuple[str, str]]:
         ("seed", "" if record.seed is None else str(record.seed)),
         ("tags", shorten(", ".join(record.tags), 4 * _MAX_NAME)),
         ("process", f"{process.pid}" if process is not None else ""),
+        *_format_source(reader, record),
         ("resources", _format_resources(reader, record)),
         ("tracking", _format_tracking(reader, record)),
         ("video", _format_video(reader, record)),
@@ -105,6 +119,20 @@ def _format_earlier_attempts(reader: RunReader, record: RunRecord) -> str:
         return ""
     attempts = attempt_outcomes(reader.events(record.run_id)).items()
     return "; ".join(f"attempt {number} {event.phase}" for number, event in attempts if number < record.attempt)
+
+
+def _format_source(reader: RunReader, record: RunRecord) -> list[tuple[str, str]]:
+    """The command, the code and the environment of the newest attempt, in one line each."""
+    if record.archived or not record.attempt or not reader.home.run(record.run_id).path.is_dir():
+        return [("code", record.code_version)]
+    from palaestra.runs.reproducibility.source_recorder import read_source
+
+    argv = reader.document(record.run_id, "command").get("argv")
+    command = shlex.join(map(str, argv)) if isinstance(argv, list) and record.runner == "script" else ""
+    source = read_source(reader.home.run(record.run_id).attempt(record.attempt))
+    code, environment = ("", "") if source is None else (source.code.description, source.environment.description)
+    texts = (("command", command), ("code", code), ("environment", environment))
+    return [(title, shorten(sanitize_line(text), 3 * _MAX_NAME)) for title, text in texts]
 
 
 def _format_tracking(reader: RunReader, record: RunRecord) -> str:

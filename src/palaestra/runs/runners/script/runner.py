@@ -123,7 +123,7 @@ def _read_command(spec: RunSpec) -> CommandLine:
     command = parse_command(words)
     changes = dict(flatten({key: value for key, value in spec.config.items() if key != "command"}))
     if spec.seed is not None:
-        changes["seed"] = spec.seed
+        changes.setdefault("seed", spec.seed)
     return parse_command(command.replace_options(changes)) if changes else command
 
 
