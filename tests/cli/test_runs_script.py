@@ -119,7 +119,10 @@ def test_the_rules_are_explained_with_and_without_a_program(palaestra):
     assert result.code == 0
     for text in ("$PALAESTRA_LOG", "iter 100: loss 2.31", "-> step 2,048: rollout/ep_rew_mean = 22.4"):
         assert text in result.out
-    assert palaestra("runs", "start", "--explain", "--", "python", "train.py", "--lr", "1").out == result.out
+    with_program = palaestra("runs", "start", "--explain", "--", "python", "train.py", "--lr", "1").out
+    assert with_program.startswith(result.out.rstrip())
+    assert "The command starts python train.py in " in with_program
+    assert "  lr  1" in with_program
     rules = json.loads(palaestra("runs", "start", "--explain", "--json").out)
     assert rules["log"]["variable"] == "PALAESTRA_LOG"
     assert len(rules["printed"]) >= 9

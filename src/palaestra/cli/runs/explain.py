@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+from palaestra.cli.terminal import format_columns
 from palaestra.runs.ingest.printed_metrics import MAX_NAMES, MAX_TEXT, RULES, STEP_NAMES
+from palaestra.runs.runners.script.command_line import parse_command
 from palaestra.runs.wire import JsonObject
 
 _PYTHON = "import palaestra.log; palaestra.log.step(step, loss=loss)"
@@ -50,6 +54,25 @@ def describe_rules() -> JsonObject:
         ],
         "steps": [sorted(names) for names in STEP_NAMES],
     }
+
+
+def describe_program(words: list[str]) -> JsonObject:
+    """How the words of a command are understood, as JSON data."""
+    command = parse_command(words)
+    return {"name": command.name, "directory": os.getcwd(), "configuration": command.to_config()}
+
+
+def format_program(words: list[str]) -> list[str]:
+    """How the words of a command are understood."""
+    program = describe_program(words)
+    configuration = program["configuration"]
+    values = [(f"  {key}", str(value)) for key, value in configuration.items() if key != "program"]
+    return [
+        "",
+        f"The command starts {' '.join(configuration['program'])} in {program['directory']}.",
+        f"The id of the run begins with {program['name']}.",
+        *(["Its configuration, which KEY=VALUE before the dashes changes:", *format_columns(values)] if values else []),
+    ]
 
 
 def format_missing_metrics(directory: str, output_lines: int) -> list[str]:

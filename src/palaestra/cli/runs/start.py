@@ -108,7 +108,7 @@ def start(
     is running. Both continue after this command exits. Running foreign code needs your confirmation, or --yes.
     """
     if explain:
-        _explain(as_json)
+        _explain(get_program(ctx), as_json)
         return
     spec = build_spec(ctx)
     service = connect_service()
@@ -136,13 +136,13 @@ def start(
 start.command_class = ProgramCommand  # type: ignore[attr-defined]
 
 
-def _explain(as_json: bool) -> None:
-    from palaestra.cli.runs.explain import describe_rules, format_rules
+def _explain(program: list[str] | None, as_json: bool) -> None:
+    from palaestra.cli.runs.explain import describe_program, describe_rules, format_program, format_rules
 
     if as_json:
-        print_json(describe_rules())
+        print_json({**describe_rules(), **(describe_program(program) if program else {})})
     else:
-        print("\n".join(format_rules()))
+        print("\n".join([*format_rules(), *(format_program(program) if program else [])]))
 
 
 def watch(run: RunArgument, as_json: JsonOption = False) -> None:

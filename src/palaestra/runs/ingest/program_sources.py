@@ -130,6 +130,8 @@ class EventFileFinder:
         self._others: set[str] = set()
         """Files of other processes."""
         self._walk: Iterator[Path | None] | None = None
+        self._spent_s = 0.0
+        """Time that the current search has taken."""
         self._next_search = 0.0
 
     def find(self, *, final: bool = False) -> list[Path]:
@@ -140,17 +142,19 @@ class EventFileFinder:
         if self._walk is None and not final and now < self._next_search:
             return []
         if self._walk is None or final:
-            self._walk = self._search()
+            self._walk, self._spent_s = self._search(), 0.0
         deadline = now + (_FINAL_SEARCH_S if final else _SEARCH_S)
         paths = []
         for path in self._walk:
             if path is not None and self._is_ours(path):
                 paths.append(path)
             if time.monotonic() >= deadline:
+                self._spent_s += time.monotonic() - now
                 break
         else:
-            # A large directory is searched less often, so that searching takes at most a tenth of the time.
-            self._next_search = time.monotonic() + max(_SEARCH_AGAIN_S, 10 * (time.monotonic() - now))
+            # A large directory is searched less often, so that searching takes at most a twentieth of the time.
+            self._spent_s += time.monotonic() - now
+            self._next_search = time.monotonic() + max(_SEARCH_AGAIN_S, 20 * self._spent_s)
             self._walk = None
         return sorted(paths, key=lambda path: (path.name, str(path)))
 
