@@ -71,8 +71,8 @@ def test_two_commits_are_compared_by_the_contents_that_git_has(runs, start, tmp_
     assert set(document["code"]) == {"commit", "version"}
     assert "+print('done')" in document["files"][0]["text"]
     shown = runs("show", second).out
-    assert f"code         {document['code']['commit'][1][:12]} (main)" in shown
-    assert "environment  Python 3." in shown
+    assert f"code       {document['code']['commit'][1][:12]} (main)" in shown
+    assert "system     Python 3." in shown
     source = json.loads(runs("show", second, "--json").out)["source"]
     assert source["code"]["commit"] == document["code"]["commit"][1]
 

@@ -23,7 +23,10 @@ def diff(
     whole: Annotated[bool, typer.Option("--all", help=f"Show all lines, not only the first {_MAX_LINES}.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how two runs differ in configuration, code and environment."""
+    """Show how two runs differ.
+
+    Compares configuration, command, code, packages, machine and variables.
+    """
     from palaestra.runs.differences.run_diff import diff_runs
 
     difference = query(lambda reader: diff_runs(reader, first, second))

@@ -131,7 +131,7 @@ def _format_source(reader: RunReader, record: RunRecord) -> list[tuple[str, str]
     command = shlex.join(map(str, argv)) if isinstance(argv, list) and record.runner == "script" else ""
     source = read_source(reader.home.run(record.run_id).attempt(record.attempt))
     code, environment = ("", "") if source is None else (source.code.description, source.environment.description)
-    texts = (("command", command), ("code", code), ("environment", environment))
+    texts = (("command", command), ("code", code), ("system", environment))
     return [(title, shorten(sanitize_line(text), 3 * _MAX_NAME)) for title, text in texts]
 
 

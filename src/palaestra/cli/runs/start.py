@@ -102,7 +102,7 @@ def start(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the run ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a run of any trainer or program in the background.
+    """Start a run of a trainer or any program.
 
     Any program follows two dashes: palaestra runs start -- python train.py --lr 3e-4. Starts the run service if none
     is running. Both continue after this command exits. Running foreign code needs your confirmation, or --yes.
