@@ -138,12 +138,13 @@ def test_a_line_that_was_cut_off_by_a_full_disk_does_not_spoil_the_next(path, mo
 
 def test_a_call_costs_less_than_20_microseconds(path):
     def measure():
-        begun = time.perf_counter()
-        for step in range(1000):
+        # Time of the processor, in short stretches: other programs may use the same cores.
+        begun = time.thread_time()
+        for step in range(100):
             palaestra.log.step(step, loss=0.123456, lr=3e-4, grad_norm=1.5)
-        return (time.perf_counter() - begun) / 1000
+        return (time.thread_time() - begun) / 100
 
-    assert min(measure() for _ in range(10)) < 20e-6
+    assert min(measure() for _ in range(50)) < 20e-6
 
 
 def test_the_module_loads_nothing_heavy_and_runs_as_a_copy(path, tmp_path):

@@ -86,21 +86,18 @@ def test_a_run_of_another_runner_is_repeated_with_changes(start, runs):
     assert (result.code, "stps" in result.err) == (2, True)
 
 
-@pytest.mark.parametrize(
-    ("words", "text"),
-    [
-        (["--"], "no program given"),
-        (["--", "no-such-program"], "no-such-program: no such program"),
-        (["--runner", "echo", "--", "true"], "does not run programs"),
-        (["config.yaml", "--", "true"], "is no part of the program"),
-        (["--like", "nothing"], "no such run"),
-        (["--", sys.executable, "nothing.py"], "no such file"),
-    ],
-)
-def test_a_request_that_cannot_run_is_refused(runs, words, text):
-    result = runs("start", *words)
-    assert result.code == 2
-    assert text in result.err
+def test_a_request_that_cannot_run_is_refused(runs):
+    refused = {
+        ("--",): "no program given",
+        ("--", "no-such-program"): "no-such-program: no such program",
+        ("--runner", "echo", "--", "true"): "does not run programs",
+        ("config.yaml", "--", "true"): "is no part of the program",
+        ("--like", "nothing"): "no such run",
+        ("--", sys.executable, "nothing.py"): "no such file",
+    }
+    for words, text in refused.items():
+        result = runs("start", *words)
+        assert (result.code, text in result.err) == (2, True), (words, result)
     assert runs("list").out.startswith("No runs yet")
 
 

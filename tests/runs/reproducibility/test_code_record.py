@@ -163,7 +163,7 @@ def test_a_dirty_repository_of_100_megabytes_takes_bounded_time_and_space(tmp_pa
     assert any("is larger than 1 MB" in text for text in record.left_out)
     assert record.problems == ["changes.diff holds the first 5,242,880 bytes of the changes"]
     assert sum(path.stat().st_size for path in out.iterdir()) < 30 << 20
-    assert elapsed < 20
+    assert elapsed < 60
 
 
 def test_a_service_that_is_stopped_does_not_wait_for_the_record(tmp_path, out):
