@@ -44,6 +44,7 @@ def test_one_line_per_runner_with_what_it_can_do(runners):
     assert lines[0].split()[:2] == ["RUNNER", "RESUME"]
     assert {line.split()[0]: line.split()[1] for line in lines[1:]} == {
         "palaestra": "yes", "cleanrl": "–", "corl": "–", "sb3": "yes", "spade-bdi": "–", "echo": "yes",
+        "script": "again",
     }  # fmt: skip
     assert {"BELIEFS", "GPU"} <= set(lines[0].split())
     assert "wandb, huggingface" in next(line for line in lines if line.startswith("cleanrl"))

@@ -58,6 +58,7 @@ COMMANDS: Mapping[str, str | Group] = {
             "resume": "palaestra.cli.runs.start:resume",
             "compare": "palaestra.cli.runs.compare:compare_command",
             "plot": "palaestra.cli.runs.plot:plot_command",
+            "diff": "palaestra.cli.runs.diff:diff",
             "export-tensorboard": "palaestra.cli.runs.read:export_tensorboard",
             "tensorboard": "palaestra.cli.runs.manage:tensorboard",
             "videos": "palaestra.cli.runs.read:videos",
@@ -205,7 +206,8 @@ def _add_commands(app: typer.Typer, commands: Mapping[str, str | Group], words: 
             app.add_typer(group, name=name)
         else:
             module, _, function = entry.partition(":")
-            app.command(name)(getattr(import_module(module), function))
+            command_function = getattr(import_module(module), function)
+            app.command(name, cls=getattr(command_function, "command_class", None))(command_function)
 
 
 def _print_error(problem: str, error: BaseException | None = None) -> None:

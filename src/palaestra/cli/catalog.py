@@ -202,6 +202,8 @@ def format_runners(capabilities: dict[str, RunnerCapabilities]) -> list[str]:
     """One line per runner, one column per capability, and the external services that it may contact."""
     rows = [["RUNNER", *(title.upper() for title in _COLUMNS.values()), "CONTACTS", "DESCRIPTION"]]
     for name, entry in capabilities.items():
-        cells = ("yes" if getattr(entry, key) else "–" for key in _COLUMNS)
+        cells = ["yes" if getattr(entry, key) else "–" for key in _COLUMNS]
+        if entry.restarts:
+            cells[0] = "again"
         rows.append([name, *cells, ", ".join(entry.external_services) or "–", entry.title])
     return format_columns(rows)

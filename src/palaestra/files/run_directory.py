@@ -8,7 +8,7 @@
             checkpoints/update_00000120/ `files.checkpoint`  checkpoints/best.json         name of the best one
             trajectories/                screen episodes
             plan.json, launch.json, process.json, stop.json, exit.json, remote.json, stdout.log, system.jsonl,
-            series/, videos/, work/, tmp/                  of the run service
+            log.jsonl, source/, series/, videos/, work/, tmp/      of the run service
 
 spec.json and the last two lines exist only for runs of the run service; of other runs, events.jsonl holds what people
 changed about them. A resume adds an attempt; nothing is reused.
@@ -89,6 +89,10 @@ class Attempt:
     """Exit status, written by the watchdog."""
     stdout = PathIn("stdout.log")
     """Output of the trainer."""
+    log = PathIn("log.jsonl")
+    """Events that a program reports with `palaestra.log`."""
+    source = PathIn("source")
+    """The code and the environment that it ran with."""
     system = PathIn("system.jsonl")
     """Samples of CPU, memory and GPU use."""
     series = PathIn("series")

@@ -6,11 +6,11 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from palaestra.errors import ConfigError
 from palaestra.files.atomic import read_json
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
 from palaestra.runs.state.event_log import duration_s
@@ -63,7 +63,7 @@ def compare(reader: RunReader, names: Sequence[str]) -> Comparison:
         run = reader.paths(record.run_id)
         attempt = run.attempt(max(1, record.attempt))
         command = read_json(attempt.command) or {}
-        configurations.append(read_configuration(run.path, attempt.path))
+        configurations.append(read_configuration(run, attempt))
         metrics.append(_final_metrics(reader, record.run_id))
         evaluations.append(_read_evaluations(reader, record.run_id, metrics[-1], configurations[-1]))
         columns.append(
@@ -105,10 +105,10 @@ def _flatten(data: Mapping[str, object], prefix: str = "") -> JsonObject:
     return flat
 
 
-def read_configuration(run: Path, attempt: Path) -> JsonObject:
-    """All values of a run by dotted key, and the fields of its spec that define it."""
-    spec = read_json(run / "spec.json") or {}
-    resolved = read_json(attempt / "resolved.json") or read_json(run / "resolved.json") or spec.get("config") or {}
+def read_configuration(run: RunDirectory, attempt: Attempt) -> JsonObject:
+    """All values of a run with dotted keys, and the parts of its request that define it."""
+    spec = read_json(run.spec) or {}
+    resolved = read_json(attempt.resolved) or read_json(run.resolved) or spec.get("config") or {}
     return {**{key: spec[key] for key in _SPEC_KEYS if key in spec}, **_flatten(resolved)}
 
 

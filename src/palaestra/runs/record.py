@@ -132,6 +132,11 @@ class RunRecord:
     runs of earlier versions that cannot be read."""
     host: str = ""
     """The machine it runs on, or may be sent to; empty for the machine of the service."""
+    code_version: str = ""
+    """The code of the newest attempt: a commit, with `+` and a hash of its changes, or `files-` and a hash of the
+    source files. Empty until it is recorded."""
+    environment_digest: str = ""
+    """Hash of the Python version and the packages of the newest attempt; empty without an interpreter."""
 
 
 class RunChanges(TypedDict, total=False):
@@ -151,6 +156,8 @@ class RunChanges(TypedDict, total=False):
     bytes_on_disk: int
     config_digest: str
     host: str
+    code_version: str
+    environment_digest: str
 
 
 class RunEdit(TypedDict, total=False):

@@ -35,6 +35,8 @@ class RunnerCapabilities:
     warm_start: bool = False
     resume: bool = False
     """Resumes from its own checkpoints, counters included."""
+    restarts: bool = False
+    """A resume runs the command again, because only the program knows its checkpoints."""
     needs_gpu: bool = False
     external_services: tuple[str, ...] = ()
     """External services that it may contact, such as `wandb`."""
@@ -111,7 +113,29 @@ class EventFiles:
     kind: Literal["tensorboard"] = "tensorboard"
 
 
-Source: TypeAlias = JournalFile | StdoutLines | EventFiles
+@dataclass(frozen=True)
+class LogFile:
+    """Events that any program appends to log.jsonl of the attempt, with `palaestra.log` or without it."""
+
+    kind: Literal["log"] = "log"
+
+
+@dataclass(frozen=True)
+class NewEventFiles:
+    """TensorBoard files that the processes of the attempt create below a directory, or hold open elsewhere."""
+
+    root: str
+    kind: Literal["new_event_files"] = "new_event_files"
+
+
+@dataclass(frozen=True)
+class ProgramOutput:
+    """Metrics are searched in whatever a program prints; `runs.ingest.printed_metrics.RULES` says how."""
+
+    kind: Literal["program_output"] = "program_output"
+
+
+Source: TypeAlias = JournalFile | StdoutLines | EventFiles | LogFile | NewEventFiles | ProgramOutput
 
 
 @dataclass(frozen=True)

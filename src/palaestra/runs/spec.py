@@ -42,7 +42,8 @@ class RunSpec(Section):
     schema_version: Literal[1] = 1
     """Version of this document's schema."""
     runner: str = "palaestra"
-    """Name of the runner: `palaestra`, `cleanrl`, `corl`, `sb3`, `spade-bdi`, `echo`, or one of another package."""
+    """Name of the runner: `palaestra`, `cleanrl`, `corl`, `sb3`, `spade-bdi`, `script`, `echo`, or that of another
+    package."""
     name: str = ""
     """Prefix of the run id; empty uses the environment's name."""
     config: JsonObject = Field(default_factory=dict)
@@ -61,6 +62,9 @@ class RunSpec(Section):
     """Interpreter or virtual environment to run in; null lets the runner choose."""
     environment: dict[str, str] = Field(default_factory=dict)
     """Additional environment variables. Secrets are refused, because the spec is stored."""
+    shell_variables: dict[str, str | None] = Field(default_factory=dict)
+    """Variables of the shell that requested it, for the runner `script`. Null stands for a secret, which is taken from
+    the environment of the service."""
     invoked_from: Path = Field(default_factory=Path.cwd)
     """Directory that relative paths of the configuration refer to."""
     on: str | None = None
@@ -132,16 +136,19 @@ class RunSpec(Section):
         _raise_fault(find_text_fault(value, _MAX_CONFIG_CHARACTERS, one_line=False))
         return value
 
-    @field_validator("config", "environment", "invoked_from")
+    @field_validator("config", "environment", "shell_variables", "invoked_from")
     @classmethod
     def _check_storable(cls, value: Any) -> Any:
         _raise_fault(find_value_fault(str(value) if isinstance(value, Path) else value))
         return value
 
-    @field_validator("environment")
+    @field_validator("environment", "shell_variables")
     @classmethod
-    def _check_environment(cls, value: dict[str, str]) -> dict[str, str]:
-        for key, text in value.items():
+    def _check_environment(cls, value: dict[str, str | None]) -> dict[str, str | None]:
+        for key, optional_text in value.items():
+            text = optional_text or ""
+            if optional_text is None and key and "=" not in key:
+                continue
             if is_secret_name(key) or Redactor()(text) != text:
                 problem = "looks like a secret" if is_secret_name(key) else "holds a password or token"
                 raise ValueError(
@@ -156,8 +163,12 @@ class RunSpec(Section):
 def resolve_environment(spec: RunSpec, environment: Mapping[str, str]) -> RunSpec:
     """Fill in the checkout and interpreter that the client's environment variables name, if the spec has none.
 
+    A program of the runner `script` gets the client's variables.
+
     The service keeps the environment of the shell that started it, which may differ from the client's.
     """
+    if spec.runner == "script" and not spec.shell_variables:
+        return spec.model_copy(update={"shell_variables": collect_shell_variables(environment)})
     variable = CHECKOUT_VARIABLES.get(spec.runner)
     if variable is None:
         return spec
@@ -173,6 +184,25 @@ def resolve_environment(spec: RunSpec, environment: Mapping[str, str]) -> RunSpe
         python = checkout / project_environment / "bin" / "python"
         changes |= {"python": str(python)} if python.is_file() else {}
     return spec.model_copy(update=changes) if changes else spec
+
+
+def collect_shell_variables(environment: Mapping[str, str]) -> dict[str, str | None]:
+    """The variables of a shell that a program may depend on; secrets without their values."""
+    redact = Redactor()
+    variables: dict[str, str | None] = {}
+    for name, value in environment.items():
+        if _SHELL_STATE.fullmatch(name) or not name or find_text_fault(value, one_line=False):
+            continue
+        is_secret = is_secret_name(name) or redact(value) != value
+        variables[name] = None if is_secret else value
+    return variables
+
+
+_SHELL_STATE = re.compile(
+    r"_|PWD|OLDPWD|SHLVL|COLUMNS|LINES|LS_COLORS|TERM\w*|COLORTERM|PS\d|PROMPT\w*|HIST\w*|LESS\w*|SSH_\w+|TMUX\w*|STY"
+    r"|WINDOW\w*|DBUS_\w+|XDG_(?:SESSION|RUNTIME|SEAT|VTNR)\w*|BASH_FUNC_.*|MAIL|TMPDIR|PALAESTRA_\w+|CUDA_VISIBLE_DEVICES"
+)
+"""Variables of the terminal and the session, which say nothing about a program, and those that every run sets."""
 
 
 def run_name(name: object, path: Path | None) -> str:

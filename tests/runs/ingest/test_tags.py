@@ -6,7 +6,7 @@ import pytest
 from benchmarks.reference import documented_metrics
 
 from palaestra.runs.ingest.trainer_formats import EPISODE_TAGS, TAGS, EpisodePairing, PendingEpisode, provenance
-from palaestra.runs.ingest.translator import Thinning
+from palaestra.runs.ingest.translation_state import Thinning
 from palaestra.runs.runner import EventFiles, JournalFile, StdoutLines
 from palaestra.telemetry.event import EpisodeSummary
 

@@ -52,9 +52,9 @@ else:
 
     from palaestra.runs.catalogue import EnvironmentInfo, ScriptInfo
     from palaestra.runs.runner import Finding, PolicyPlan, RunnerCapabilities
-    from palaestra.runs.runners.template import ScriptRunner
+    from palaestra.runs.runners.template import MyTrainerRunner
 
-    class ExampleRunner(ScriptRunner):
+    class ExampleRunner(MyTrainerRunner):
         """Everything beyond the template is optional."""
 
         name = "example"

@@ -32,7 +32,7 @@ from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.runners.palaestra import OWN_ENVIRONMENTS, SCRIPTS, PalaestraRunner
 from palaestra.runs.runners.registry import registered_runners
 from palaestra.runs.runners.sb3 import ALGORITHMS, Sb3Runner
-from palaestra.runs.runners.template import ScriptRunner
+from palaestra.runs.runners.template import MyTrainerRunner
 from palaestra.runs.spec import RunSpec
 
 CLEANRL = RunSpec(runner="cleanrl", checkout=str(CHECKOUT))
@@ -410,7 +410,7 @@ def test_a_refusal_counts_more_than_a_warning_and_a_warning_more_than_none():
 
 
 def test_a_runner_that_declares_nothing_has_sensible_defaults():
-    runner, spec = ScriptRunner(), RunSpec(runner="script")
+    runner, spec = MyTrainerRunner(), RunSpec(runner="my-trainer")
 
     assert scripts_of(runner, spec, MACHINE) == []
     assert "CartPole-v1" in {info.env_id for info in environments_of(runner, spec, MACHINE)}

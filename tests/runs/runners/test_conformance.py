@@ -19,7 +19,7 @@ from palaestra.runs.runners.conformance import check_runner
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.runners.palaestra import PalaestraRunner
 from palaestra.runs.runners.sb3 import Sb3Runner
-from palaestra.runs.runners.template import ScriptRunner
+from palaestra.runs.runners.template import MyTrainerRunner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 from palaestra.telemetry import EpisodeSummary, TrainingStep
@@ -56,7 +56,7 @@ def test_sb3_keeps_the_rules(tmp_path):
 
 
 def test_the_template_keeps_the_rules(tmp_path):
-    check_runner(ScriptRunner, RunSpec(runner="script", script=OWN, config={"steps": 30}), tmp_path)
+    check_runner(MyTrainerRunner, RunSpec(runner="my-trainer", script=OWN, config={"steps": 30}), tmp_path)
 
 
 def test_a_runner_of_another_package_with_a_catalogue_and_policies_keeps_the_rules(tmp_path):
@@ -64,15 +64,15 @@ def test_a_runner_of_another_package_with_a_catalogue_and_policies_keeps_the_rul
 
 
 def test_the_template_is_short_and_runs_under_supervision(tmp_path):
-    assert len(Path(sys.modules[ScriptRunner.__module__].__file__).read_text().splitlines()) < 100
+    assert len(Path(sys.modules[MyTrainerRunner.__module__].__file__).read_text().splitlines()) < 100
     with TrainerOrchestrator(tmp_path) as orchestrator:
-        orchestrator.register_runner("script", ScriptRunner)
+        orchestrator.register_runner("my-trainer", MyTrainerRunner)
 
-        run_id = orchestrator.launch("script", {"steps": 30, "learning_rate": 0.5}, consent=True, script=OWN)
+        run_id = orchestrator.launch("my-trainer", {"steps": 30, "learning_rate": 0.5}, consent=True, script=OWN)
         events = [record.event for record in orchestrator.stream(run_id)]
         record = orchestrator.run(run_id)
 
-    assert (record.phase, record.agent_id) == (Phase.SUCCEEDED, "script/own_script")
+    assert (record.phase, record.agent_id) == (Phase.SUCCEEDED, "my-trainer/own_script")
     assert [e.metrics for e in events if isinstance(e, TrainingStep)] == [
         {"loss": 0.5},
         {"loss": 0.25},
@@ -90,7 +90,7 @@ class _Boasting(EchoRunner):
 
 class _Forgetting(ExampleRunner):
     def plan(self, spec, paths, machine):
-        return ScriptRunner().plan(spec.model_copy(update={"script": OWN}), paths, machine)
+        return MyTrainerRunner().plan(spec.model_copy(update={"script": OWN}), paths, machine)
 
 
 class _Speechless(ExampleRunner):

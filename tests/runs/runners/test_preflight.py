@@ -12,7 +12,7 @@ from palaestra.errors import ConfigError, ConsentRequired, LaunchRefused
 from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.runner import RunnerCapabilities
 from palaestra.runs.runners.echo import EchoRunner
-from palaestra.runs.runners.template import ScriptRunner
+from palaestra.runs.runners.template import MyTrainerRunner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.supervisor.orchestrator import TrainerOrchestrator
 
@@ -86,10 +86,10 @@ def test_a_disk_that_is_too_small_is_refused(tmp_path):
 def test_a_script_that_changed_since_its_last_run_is_told_where_one_decides(home, tmp_path):
     script = tmp_path / "own.py"
     script.write_text("pass")
-    spec = RunSpec(runner="script", script=str(script), python=sys.executable)
+    spec = RunSpec(runner="my-trainer", script=str(script), python=sys.executable)
 
     async def body():
-        async with run_supervisor(home, runners={"script": ScriptRunner()}) as supervisor:
+        async with run_supervisor(home, runners={"my-trainer": MyTrainerRunner()}) as supervisor:
             first = await supervisor.preview(spec)
             run_id = (await supervisor.submit(spec, first.plan.digest())).run_id
             await wait_for_end(supervisor, run_id)
@@ -127,7 +127,7 @@ def test_foreign_code_needs_a_consent_to_exactly_its_command(tmp_path):
     script = tmp_path / "own.py"
     script.write_text("")
     with TrainerOrchestrator(tmp_path) as orchestrator:
-        orchestrator.register_runner("script", ScriptRunner)
+        orchestrator.register_runner("my-trainer", MyTrainerRunner)
         with pytest.raises(ConsentRequired, match=r"own\.py"):
-            orchestrator.launch("script", {}, script=str(script), python=sys.executable)
+            orchestrator.launch("my-trainer", {}, script=str(script), python=sys.executable)
     assert list((tmp_path / "var" / "training" / "runs").iterdir()) == []

@@ -36,7 +36,7 @@ def test_every_runner_that_plans_policies_says_so_and_no_other():
 
 def test_ours_are_there_under_the_names_they_give_themselves():
     assert {name: runner.name for name, runner in registry.registered_runners().items()} == {
-        name: name for name in ("cleanrl", "corl", "echo", "palaestra", "sb3", "spade-bdi")
+        name: name for name in ("cleanrl", "corl", "echo", "palaestra", "sb3", "script", "spade-bdi")
     }
 
 
@@ -51,7 +51,15 @@ def test_a_package_adds_one_and_cannot_replace_ours(announced):
 def test_a_package_that_breaks_takes_nobody_with_it(announced, caplog):
     announced(absent="no.such.module:X", raising="tests.runs.runners.test_registry:Raising")
 
-    assert sorted(registry.registered_runners()) == ["cleanrl", "corl", "echo", "palaestra", "sb3", "spade-bdi"]
+    assert sorted(registry.registered_runners()) == [
+        "cleanrl",
+        "corl",
+        "echo",
+        "palaestra",
+        "sb3",
+        "script",
+        "spade-bdi",
+    ]
     assert registry.broken_runners()["raising"] == "ZeroDivisionError: division by zero"
     assert len(caplog.records) == 2
     with pytest.raises(ConfigError, match="is installed and cannot be loaded"):

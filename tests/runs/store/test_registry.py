@@ -199,7 +199,8 @@ def test_a_registry_of_a_later_version_is_refused_with_the_remedy(home):
     connection.close()
     for door in (Registry.open, open_for_reading):
         with pytest.raises(
-            ConfigError, match=r"has schema 6, and this version of Palaestra knows 5\. Update Palaestra"
+            ConfigError,
+            match=rf"has schema {len(MIGRATIONS) + 1}, and this version of Palaestra knows {len(MIGRATIONS)}\. Update",
         ):
             door(home.registry)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,7 @@ from palaestra.runs.checkpoints.catalogue import list_checkpoints
 from palaestra.runs.process.resource_usage import ResourceSample, read_peaks, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
-from palaestra.runs.state.attempt_files import read_status
+from palaestra.runs.state.attempt_files import count_lines, read_status
 from palaestra.runs.state.event_log import attempt_outcomes, duration_s
 from palaestra.runs.tools.wandb import read_tracking
 from palaestra.runs.video.clip import RecordingOverhead, measure_recording_overhead
@@ -40,7 +41,19 @@ def run_details(reader: RunReader, name: str) -> dict[str, Any]:
         "metrics": {key: points[-1].value for key, points in recent.items() if points},
         "checkpoints": list_checkpoints(reader.home, run_id=record.run_id),
         "command": reader.document(record.run_id, "command"),
+        "source": _describe_source(reader, record),
     }
+
+
+def _describe_source(reader: RunReader, record: RunRecord) -> dict[str, Any] | None:
+    """The stored code and environment of the newest attempt, without the lists of files; None if there is none."""
+    from palaestra.runs.reproducibility.source_recorder import read_source
+
+    source = read_source(reader.home.run(record.run_id).attempt(max(1, record.attempt)))
+    if source is None:
+        return None
+    code = {key: value for key, value in vars(source.code).items() if key != "files"}
+    return {"code": code, "environment": vars(source.environment)}
 
 
 def format_run(reader: RunReader, name: str) -> list[str]:
@@ -55,7 +68,8 @@ def format_run(reader: RunReader, name: str) -> list[str]:
         lines.append(sanitize_line(f"! {alarm.code}: {alarm.text}"))
     if record.notes:
         lines += ["", "Notes:", *(f"  {sanitize_line(line)}" for line in record.notes.splitlines())]
-    lines += _format_events(reader, record) + _format_metrics(reader, record) + _format_checkpoints(reader, record)
+    metrics = _format_metrics(reader, record) or _explain_missing_metrics(reader, record)
+    lines += _format_events(reader, record) + metrics + _format_checkpoints(reader, record)
     if record.phase.has_ended and record.phase != "succeeded":
         last = reader.last_lines(record.run_id, _MAX_OUTPUT_LINES).text.splitlines()
         lines += ["", "Last output:", *(f"  {_format_line(line)}" for line in last)] if last else []
@@ -90,6 +104,7 @@ def _get_fields(reader: RunReader, record: RunRecord) -> list[tuple[str, str]]:
         ("seed", "" if record.seed is None else str(record.seed)),
         ("tags", shorten(", ".join(record.tags), 4 * _MAX_NAME)),
         ("process", f"{process.pid}" if process is not None else ""),
+        *_format_source(reader, record),
         ("resources", _format_resources(reader, record)),
         ("tracking", _format_tracking(reader, record)),
         ("video", _format_video(reader, record)),
@@ -104,6 +119,20 @@ def _format_earlier_attempts(reader: RunReader, record: RunRecord) -> str:
         return ""
     attempts = attempt_outcomes(reader.events(record.run_id)).items()
     return "; ".join(f"attempt {number} {event.phase}" for number, event in attempts if number < record.attempt)
+
+
+def _format_source(reader: RunReader, record: RunRecord) -> list[tuple[str, str]]:
+    """The command, the code and the environment of the newest attempt, in one line each."""
+    if record.archived or not record.attempt or not reader.home.run(record.run_id).path.is_dir():
+        return [("code", record.code_version)]
+    from palaestra.runs.reproducibility.source_recorder import read_source
+
+    argv = reader.document(record.run_id, "command").get("argv")
+    command = shlex.join(map(str, argv)) if isinstance(argv, list) and record.runner == "script" else ""
+    source = read_source(reader.home.run(record.run_id).attempt(record.attempt))
+    code, environment = ("", "") if source is None else (source.code.description, source.environment.description)
+    texts = (("command", command), ("code", code), ("system", environment))
+    return [(title, shorten(sanitize_line(text), 3 * _MAX_NAME)) for title, text in texts]
 
 
 def _format_tracking(reader: RunReader, record: RunRecord) -> str:
@@ -171,6 +200,17 @@ def _format_metrics(reader: RunReader, record: RunRecord) -> list[str]:
     ]
     more = [f"  and {len(recent) - len(rows)} more"] if len(recent) > len(rows) else []
     return ["", "Latest metrics:", *format_columns(rows, align_right=[False, True]), *more] if rows else []
+
+
+def _explain_missing_metrics(reader: RunReader, record: RunRecord) -> list[str]:
+    """What was looked for in a program that has ended without metrics; empty for other runners."""
+    if record.runner != "script" or not record.phase.has_ended or not record.attempt:
+        return []
+    from palaestra.cli.runs.explain import format_missing_metrics
+
+    attempt = reader.home.run(record.run_id).attempt(record.attempt)
+    directory = str(reader.document(record.run_id, "command").get("cwd", ""))
+    return format_missing_metrics(directory, count_lines(attempt.stdout))
 
 
 def _format_checkpoints(reader: RunReader, record: RunRecord) -> list[str]:

@@ -6,14 +6,15 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from palaestra.cli.runs.manage import confirm, connect_service, resolve_runs
+from palaestra.cli.runs.request import ProgramCommand, build_spec, get_program, resolve_checkpoint
 from palaestra.cli.runs.sweeps import SweepOptions, build_sweep, parse_words, start_sweep
 from palaestra.cli.terminal import JsonOption, RunArgument, YesOption, print_json, sanitize_line
-from palaestra.errors import ConfigError, ConsentRequired
+from palaestra.errors import ConsentRequired
 
 if TYPE_CHECKING:
     from palaestra.runs.client.client import TrainerService
@@ -21,14 +22,6 @@ if TYPE_CHECKING:
     from palaestra.runs.runner import LaunchPreview
     from palaestra.runs.spec import RunSpec
 
-# Options of `start` whose names differ from the fields of a RunSpec.
-_OPTION_OF_FIELD = {
-    "env_id": "env",
-    "stall_after_s": "stall-after",
-    "tags": "tag",
-    "stop_grace_s": "grace",
-    "environment": "set",
-}
 _PROGRESS_INTERVAL_S = 2.0
 _RETURN_WINDOW = 100
 _UNREPORTED_EVENTS = ("note", "first_sign", "adopted")
@@ -78,9 +71,17 @@ _SweepOption = Annotated[
     Path | None,
     typer.Option(metavar="FILE", help="YAML file with parameters, sampler and seeds: starts a sweep."),
 ]
+_LikeOption = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="Repeat this run, with KEY=VALUE and options as changes."),
+]
+_ExplainOption = Annotated[
+    bool, typer.Option("--explain", help="Print how the metrics of a program are found, and exit.")
+]
 
 
 def start(
+    ctx: typer.Context,
     config_file: _ConfigArgument = None,
     overrides: _OverridesArgument = None,
     runner: _RunnerOption = "palaestra",
@@ -106,44 +107,24 @@ def start(
     no_episode_steps: _NoEpisodeOption = None,
     thin_every: _ThinOption = 1,
     variables: _SetOption = None,
+    like: _LikeOption = None,
+    explain: _ExplainOption = False,
     yes: YesOption = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the command without running it.")] = False,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Show progress until the run ends.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Start a run of any trainer in the background.
+    """Start a run of a trainer or any program.
 
-    Starts the run service if none is running. Both continue after this command exits. Running foreign code needs your
-    confirmation, or --yes. KEY=A,B,C and --seeds start a sweep: one run for each combination of values and seeds.
+    Any program follows two dashes: palaestra runs start -- python train.py --lr 3e-4. Starts the run service if none
+    is running. Both continue after this command exits. Running foreign code needs your confirmation, or --yes.
+    KEY=A,B,C and --seeds start a sweep: one run for each combination of values and seeds.
     """
-    assignments, grid = parse_words(config_file, overrides or [])
-    config, config_text, default_name = _read_config(None, assignments, runner)
-    spec = _parse_spec(
-        runner=runner,
-        script=script,
-        env_id=env,
-        seed=seed,
-        python=python,
-        name=name or default_name,
-        on=on,
-        priority=priority,
-        gpus=gpus,
-        memory_mb=memory_mb,
-        nice=nice,
-        stop_grace_s=grace,
-        thin_every=thin_every,
-        no_episode_steps=no_episode_steps,
-        environment=_parse_variables(variables or []),
-        warm_start=_resolve_checkpoint(warm_start),
-        track=track,
-        video=video,
-        tags=tuple(tag or ()),
-        stall_after_s=stall_after,
-        stall_action="stop" if stall_stop else "alarm",
-        config=config,
-        config_text=config_text,
-        invoked_from=Path.cwd(),
-    )
+    if explain:
+        _explain(get_program(ctx), as_json)
+        return
+    words, grid = parse_words(config_file, overrides or [])
+    spec = build_spec(ctx, words)
     service = connect_service()
     if grid or seeds is not None or sweep is not None:
         request = build_sweep(spec, grid, seeds, sweep)
@@ -153,7 +134,9 @@ def start(
     if dry_run:
         _print_dry_run(service, spec, as_json)
         return
-    _print_started(service, _submit(service, spec, yes), follow, as_json)
+    # A command that the user has typed needs no second confirmation.
+    record = _submit(service, spec, yes, is_typed=get_program(ctx) is not None)
+    _print_started(service, record, follow, as_json)
 
 
 def _print_dry_run(service: TrainerService, spec: RunSpec, as_json: bool) -> None:
@@ -175,6 +158,18 @@ def _print_started(service: TrainerService, record: RunRecord, follow: bool, as_
     else:
         print(f"{record.run_id} {record.phase}")
         print(f"Watch it with: palaestra runs watch {record.run_id}", file=sys.stderr)
+
+
+start.command_class = ProgramCommand  # type: ignore[attr-defined]
+
+
+def _explain(program: list[str] | None, as_json: bool) -> None:
+    from palaestra.cli.runs.explain import describe_program, describe_rules, format_program, format_rules
+
+    if as_json:
+        print_json({**describe_rules(), **(describe_program(program) if program else {})})
+    else:
+        print("\n".join([*format_rules(), *(format_program(program) if program else [])]))
 
 
 def watch(run: RunArgument, as_json: JsonOption = False) -> None:
@@ -217,7 +212,7 @@ def resume(
     values = dict(map(parse_override, changes or []))
     service = connect_service()
     (run_id,) = resolve_runs([run])
-    path = _resolve_checkpoint(checkpoint)
+    path = resolve_checkpoint(checkpoint)
     try:
         record = service.resume_run(run_id, checkpoint=path, changes=values, on=on)
     except ConsentRequired as error:
@@ -231,56 +226,7 @@ def resume(
         print(sanitize_line(f"{record.run_id} {record.phase}, attempt {record.attempt + 1}{reason}"))
 
 
-def _read_config(config_file: str | None, overrides: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
-    """The configuration from a file and overrides, the text of the file, and a name for the run."""
-    from palaestra.config.file import apply_overrides, read_config_file
-    from palaestra.runs.spec import run_name
-
-    words = [*([config_file] if config_file is not None else []), *overrides]
-    path = Path(words.pop(0)) if words and "=" not in words[0] else None
-    if path is None and not words and runner == "palaestra":
-        remedy = "Try: palaestra runs start configs/ppo/cartpole.yaml"
-        raise ConfigError("CONFIG", None, "no configuration file given", remedy)
-    examples = Path("configs/ppo") if runner == "palaestra" else None
-    data = read_config_file(path, examples) if path is not None else {}
-    text = path.read_text(encoding="utf-8") if path is not None else ""
-    config = apply_overrides(data, words)
-    return config, text, run_name(config.get("name"), path)
-
-
-def _parse_variables(words: list[str]) -> dict[str, str]:
-    variables = {}
-    for word in words:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ConfigError("--set", word, "is not NAME=VALUE", "Write for example --set OMP_NUM_THREADS=2")
-        variables[name] = value
-    return variables
-
-
-def _parse_spec(**fields: Any) -> RunSpec:
-    """A validated RunSpec; errors name the option, not the field."""
-    from palaestra.config import parse_section
-    from palaestra.runs.spec import RunSpec
-
-    try:
-        return parse_section(RunSpec, fields)
-    except ConfigError as error:
-        field = error.place.partition(".")[0]
-        option = _OPTION_OF_FIELD.get(field, error.place).replace("_", "-")
-        raise ConfigError(f"--{option}", error.value, error.reason, error.remedy) from None
-
-
-def _resolve_checkpoint(checkpoint: str | None) -> str | None:
-    """An absolute path for a path, because the service has another working directory; an id stays an id."""
-    if checkpoint == "":  # as a path, this would be the working directory
-        raise ConfigError("checkpoint", "", "is empty", "List checkpoints with: palaestra checkpoints list")
-    if checkpoint is not None and Path(checkpoint).exists():
-        return str(Path(checkpoint).resolve())
-    return checkpoint
-
-
-def _submit(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
+def _submit(service: TrainerService, spec: RunSpec, yes: bool, *, is_typed: bool = False) -> RunRecord:
     from palaestra.files.run_directory import new_run_id
 
     # The id is chosen here, so that an interrupted command can still say which run to stop.
@@ -292,8 +238,9 @@ def _submit(service: TrainerService, spec: RunSpec, yes: bool) -> RunRecord:
         raise
     except ConsentRequired:
         prepared = service.prepare_training(spec)
-        _print_command(prepared, sys.stderr)
-        confirm("run this foreign code", yes)
+        if not is_typed or prepared.command is None:
+            _print_command(prepared, sys.stderr)
+            confirm("run this foreign code", yes)
         run_id, digest = prepared.run_id or run_id, prepared.digest
     try:
         return service.submit(spec, digest, run_id)

@@ -158,7 +158,7 @@ def _group(
 
 def _read_config(reader: RunReader, record: RunRecord) -> JsonObject:
     run = reader.home.run(record.run_id)
-    config = read_configuration(run.path, run.attempt(max(1, record.attempt)).path)
+    config = read_configuration(run, run.attempt(max(1, record.attempt)))
     return {"runner": record.runner, "env": record.env_id, **config}
 
 

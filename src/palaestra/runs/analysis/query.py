@@ -92,7 +92,7 @@ class RunValues:
         """The configuration by dotted key; empty if its directory is gone."""
         if self._config is None:
             run = self._reader.home.run(self.record.run_id)
-            self._config = read_configuration(run.path, run.attempt(max(1, self.record.attempt)).path)
+            self._config = read_configuration(run, run.attempt(max(1, self.record.attempt)))
         return self._config
 
     def names(self) -> list[str]:

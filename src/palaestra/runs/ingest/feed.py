@@ -15,7 +15,8 @@ from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import boot_id
 from palaestra.runs.ingest.stdout import OutputScanner
 from palaestra.runs.ingest.trainer_formats import find_tracking_url, provenance
-from palaestra.runs.ingest.translator import TranslationCounts, Translator
+from palaestra.runs.ingest.translation_state import TranslationCounts
+from palaestra.runs.ingest.translator import Translator
 from palaestra.runs.record import MAX_INTEGER
 from palaestra.runs.runner import JournalFile, Source
 from palaestra.runs.series.files import SeriesBusy, SeriesLock, read_last_commit
@@ -238,7 +239,11 @@ class Feed:
         return self._series.waiting >= max(_FLUSH_POINTS, _FLUSH_POINTS_PER_METRIC * self._series.columns)
 
     def _open_series(self) -> SeriesWriter:
-        return SeriesWriter(self._attempt.series, lambda name: provenance(self._sources, name))
+        return SeriesWriter(self._attempt.series, self._find_origin)
+
+    def _find_origin(self, name: str) -> str:
+        found = self._translator.find_origin(name) if self._translator else ""
+        return found or provenance(self._sources, name)
 
     def _restart(self) -> None:
         """Discard the series: the journal was replaced by another file."""

@@ -65,7 +65,14 @@ class Line(NamedTuple):
 
 
 class LineTail(FileTail):
-    """Reads the lines of one file; `offset` is the start of the next line."""
+    """Reads the lines of one file; `offset` is the start of the next line.
+
+    With `splits_returns` a carriage return ends a line, too, as in the output of a progress bar.
+    """
+
+    def __init__(self, path: Path, offset: int = 0, inode: int = 0, *, splits_returns: bool = False) -> None:
+        super().__init__(path, offset, inode)
+        self._splits_returns = splits_returns
 
     def read(self, limit: int, *, final: bool = False) -> list[Line]:
         """Return the next lines, at most `limit` and a few megabytes; `final` includes an unterminated last line."""
@@ -84,6 +91,8 @@ class LineTail(FileTail):
                 if final and waiting:
                     self._append(lines, b"".join(parts))
                 break
+            if self._splits_returns:
+                block = block.replace(b"\r", b"\n")
             *complete, rest = block.split(b"\n")
             if complete:
                 complete[0] = b"".join([*parts, complete[0]])

@@ -24,7 +24,7 @@ from palaestra.telemetry.event import SCHEMA, EpisodeSummary, Event, LogLine, Tr
 
 ParsedLine: TypeAlias = tuple[Event, ...] | None
 
-_EVENT_PREFIX = "@palaestra "
+EVENT_PREFIX = "@palaestra "
 _DEFAULTS = {
     **{"schema": SCHEMA, "update": 0, "episode": 0, "env_index": 0},
     **{"sha256": "", "best": False, "metric": None, "reason": "", "level": "info"},
@@ -72,6 +72,7 @@ TAGS: dict[str, dict[str, str]] = {
         "batch_entropy": "entropy",
         "train_loss": "loss",
     },
+    "script": {},
     "none": {},
 }
 """Our metric name by tag, for each table name used in `EventFiles.tags`."""
@@ -84,7 +85,9 @@ class EpisodeTags(NamedTuple):
     length: str
 
 
-EPISODE_TAGS: dict[str, EpisodeTags] = {"cleanrl": EpisodeTags("charts/episodic_return", "charts/episodic_length")}
+EPISODE_TAGS: dict[str, EpisodeTags] = dict.fromkeys(
+    ("cleanrl", "script"), EpisodeTags("charts/episodic_return", "charts/episodic_length")
+)
 """Tag tables of trainers that write single episodes."""
 
 
@@ -95,7 +98,7 @@ def provenance(sources: tuple[Source, ...], name: str) -> str:
     for source in sources:
         if isinstance(source, EventFiles):
             return f"tensorboard:{_find_tag(source.tags, name)}"
-    output_format = next(source.format for source in sources if isinstance(source, StdoutLines))
+    output_format = next((source.format for source in sources if isinstance(source, StdoutLines)), "none")
     return f"stdout:{_find_tag(output_format, name)}"
 
 
@@ -159,21 +162,28 @@ def find_tracking_url(line: str) -> str:
 
 def _parse_events(line: str) -> ParsedLine:
     # A progress bar may precede the event on the same line.
-    _, prefix, body = line.rpartition(_EVENT_PREFIX)
+    _, prefix, body = line.rpartition(EVENT_PREFIX)
     body = body.strip()
     if not prefix or not body.startswith("{"):
         return None
+    return (parse_event_line(body),)
+
+
+def parse_event_line(text: str) -> Event:
+    """The event of a JSON object without the prefix; fields with an obvious default may be missing. `ValueError`."""
     try:
-        data = json.loads(body)
+        data = json.loads(text)
     except RecursionError:
         raise ValueError("nested too deep to be an event") from None
+    if not isinstance(data, dict):
+        raise ValueError(f"an event is a JSON object, not {type(data).__name__}")
     event = parse_event({**_DEFAULTS, **data})
     if isinstance(event, UnknownEvent):
         if event.schema > SCHEMA:
             raise ValueError(f"schema {event.schema} is newer than {SCHEMA}")
         known = ", ".join(kind.__name__ for kind in get_args(Event))
         raise ValueError(f"unknown kind {event.kind[:80]!r} (known: {known})")
-    return (event,)
+    return event
 
 
 def _parse_tagged_events(line: str, table: str) -> ParsedLine:

@@ -17,7 +17,7 @@ from palaestra.runs.wire import JsonObject
 CHUNK_BYTES = 1 << 20
 EXIT = "exit.json"
 _LOCAL = frozenset(
-    {"plan.json", "command.json", "launch.json", "process.json", "stop.json", "remote.json", "series", "tmp"}
+    {"plan.json", "command.json", "launch.json", "process.json", "stop.json", "remote.json", "series", "source", "tmp"}
 )
 """Names at the top of an attempt that each machine has for itself."""
 _GROWING = frozenset({"stdout.log", "metrics.jsonl", "system.jsonl"})

@@ -22,6 +22,7 @@ RUNNERS = {
     "corl": "palaestra.runs.runners.corl:CorlRunner",
     "sb3": "palaestra.runs.runners.sb3:Sb3Runner",
     "spade-bdi": "palaestra.runs.runners.spade_bdi:SpadeBdiRunner",
+    "script": "palaestra.runs.runners.script:ScriptRunner",
     "echo": "palaestra.runs.runners.echo:EchoRunner",
 }
 GROUP = "palaestra.runners"

@@ -1,6 +1,6 @@
 """A runner to copy: any script that prints `@palaestra {...}` lines becomes a trainer of the run service.
 
-docs/runners.md explains it. `palaestra runs start --runner script --script train.py steps=1000` then runs
+docs/runners.md explains it. `palaestra runs start --runner my-trainer --script train.py steps=1000` then runs
 `python train.py --steps=1000`.
 """
 
@@ -19,10 +19,10 @@ KEYS = {"steps": int, "learning_rate": float}
 """Configuration keys of the script. Any other key is refused before a launch."""
 
 
-class ScriptRunner:
+class MyTrainerRunner:
     """Runs your own scripts."""
 
-    name = "script"
+    name = "my-trainer"
     # A request for a capability that is not declared here is refused.
     capabilities = RunnerCapabilities(title="A script of your own", runs_foreign_code=True)
 

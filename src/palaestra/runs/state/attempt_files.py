@@ -15,7 +15,16 @@ from palaestra.files.atomic import read_json, write_json
 from palaestra.files.run_directory import Attempt
 from palaestra.processes.procfs import ProcessIdentity, boot_id
 from palaestra.runs.phase import ExitFacts
-from palaestra.runs.runner import EventFiles, JournalFile, LaunchPlan, Source, StdoutLines
+from palaestra.runs.runner import (
+    EventFiles,
+    JournalFile,
+    LaunchPlan,
+    LogFile,
+    NewEventFiles,
+    ProgramOutput,
+    Source,
+    StdoutLines,
+)
 from palaestra.runs.wire import JsonObject, from_damaged_json, upgrade_names
 
 LABEL_VARIABLE = "PALAESTRA_RUN"
@@ -30,10 +39,13 @@ _NOT_FATAL = ("Exception ignored in", "Exception in thread", "Error in atexit")
 """Lines before a traceback that did not end the program."""
 _MAX_LINES_AFTER_TRACEBACK = 20
 """A program that prints more than this after a traceback ended for another reason. W&B's summary is not counted."""
-_SOURCES: dict[str, type[JournalFile] | type[StdoutLines] | type[EventFiles]] = {
+_SOURCES: dict[str, type[Source]] = {
     "journal": JournalFile,
     "stdout": StdoutLines,
     "tensorboard": EventFiles,
+    "log": LogFile,
+    "new_event_files": NewEventFiles,
+    "program_output": ProgramOutput,
 }
 
 
@@ -215,6 +227,16 @@ def read_tail(path: Path, size: int) -> bytes:
             return file.read(size)
     except OSError:
         return b""
+
+
+def count_lines(path: Path, max_bytes: int = 1 << 26) -> int:
+    """Number of lines near the beginning of a file; 0 if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            blocks = iter(lambda: file.read(1 << 20), b"")
+            return sum(block.count(b"\n") for block, _ in zip(blocks, range(max_bytes >> 20), strict=False))
+    except OSError:
+        return 0
 
 
 def _reported_phase(journal: Path) -> str:

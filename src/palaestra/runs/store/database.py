@@ -70,6 +70,10 @@ MIGRATIONS: tuple[str, ...] = (
     """
     ALTER TABLE runs ADD COLUMN host TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE runs ADD COLUMN code_version TEXT NOT NULL DEFAULT '';
+    ALTER TABLE runs ADD COLUMN environment_digest TEXT NOT NULL DEFAULT '';
+    """,
 )
 """Statements that upgrade each schema version to the next, starting from an empty file."""
 

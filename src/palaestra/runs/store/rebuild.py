@@ -8,7 +8,7 @@ from pathlib import Path
 
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
-from palaestra.files.run_directory import RunDirectory
+from palaestra.files.run_directory import Attempt, RunDirectory
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
 from palaestra.runs.phase import PhaseEvent, determine_outcome
@@ -171,7 +171,14 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         notes=edits.get("notes", ""),
         config_digest=read_config_digest(run, plan.env_id, events),
         host=next((str(event.facts["host"]) for event in reversed(events) if "host" in event.facts), ""),
+        code_version=_read_source_field(newest, "code", "version"),
+        environment_digest=_read_source_field(newest, "environment", "digest"),
     )
+
+
+def _read_source_field(attempt: Attempt | None, document: str, name: str) -> str:
+    stored = None if attempt is None else read_json(attempt.source / f"{document}.json")
+    return str((stored or {}).get(name) or "")
 
 
 def read_config_digest(run: RunDirectory, env_id: str, events: list[RunEvent]) -> str:

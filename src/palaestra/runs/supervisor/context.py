@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from palaestra.files.home import Home
 from palaestra.runs.checkpoints.catalogue import CheckpointCatalogue
 from palaestra.runs.config import SupervisorConfig
 from palaestra.runs.ingest.pump import Pump
+from palaestra.runs.reproducibility.source_recorder import SourceRecorder
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.launch_planner import LaunchPlanner
 
@@ -61,3 +62,9 @@ class SupervisorContext:
     """Called with the run id when the slot of a run is free."""
     on_unreachable: Callable[[str, str], None] = lambda _machine, _reason: None
     """Called with a machine that does not answer, and why: runs for it wait."""
+    source_recorder: SourceRecorder = field(default_factory=SourceRecorder)
+
+    def close(self) -> None:
+        """Stop ingestion and recording. Blocks."""
+        self.source_recorder.close()
+        self.pump.close()

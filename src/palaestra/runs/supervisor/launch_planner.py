@@ -27,7 +27,7 @@ from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.state.event_log import RunEventLog
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.queue import Slots, gpu_shortage
-from palaestra.runs.supervisor.resume import ResumeRequest, find_resume_point
+from palaestra.runs.supervisor.resume import ResumePoint, ResumeRequest, find_restart_point, find_resume_point
 from palaestra.runs.supervisor.run_files import attempt_paths, find_plan_fault, free_disk_bytes
 
 _MB = 1 << 20
@@ -244,7 +244,14 @@ class LaunchPlanner:
         if number == 1:
             return attempt_paths(run, number)
         wanted = ResumeRequest.pending(RunEventLog(run).read()).checkpoint
-        return attempt_paths(run, number, find_resume_point(self._home, self._registry, record, wanted).checkpoint.path)
+        return attempt_paths(run, number, self.find_resume_point(record, wanted).path)
+
+    def find_resume_point(self, record: RunRecord, wanted: str | None) -> ResumePoint:
+        """The checkpoint that a resume continues from, or none for a program. `LaunchRefused` if it is impossible."""
+        runner = self.runners.get(record.runner)
+        if runner is not None and runner.capabilities.restarts:
+            return find_restart_point(record, wanted)
+        return find_resume_point(self._home, self._registry, record, wanted)
 
     def _preview(
         self, spec: RunSpec, runner: Runner, paths: AttemptPaths, gpus: tuple[str, ...], *, elsewhere: bool = False

@@ -57,15 +57,35 @@ class ResumeRequest:
 class ResumePoint:
     """The checkpoint that a resume continues from."""
 
-    checkpoint: CheckpointRecord
+    checkpoint: CheckpointRecord | None
+    """None if the command is executed again, because only the program knows its checkpoints."""
     skipped: tuple[str, ...] = ()
     """Newer checkpoints that cannot be used, each with the reason."""
 
     @property
     def description(self) -> str:
         """`resumes from checkpoint 07d57230162763d8 (step 4,096); skipped …`."""
+        if self.checkpoint is None:
+            return "executes the command again"
         text = f"resumes from checkpoint {self.checkpoint.checkpoint_id} (step {self.checkpoint.step_text})"
         return f"{text}; skipped {'; '.join(self.skipped)}" if self.skipped else text
+
+    @property
+    def path(self) -> str | None:
+        """The path of the checkpoint, if any."""
+        return None if self.checkpoint is None else self.checkpoint.path
+
+
+def find_restart_point(record: RunRecord, wanted: str | None) -> ResumePoint:
+    """The point from which a program is executed again. `LaunchRefused` for a checkpoint, and after a success."""
+    again = f"palaestra runs start --like {record.run_id} [KEY=VALUE]"
+    if wanted is not None:
+        reason = "the checkpoints of a program are its own"
+        raise LaunchRefused("checkpoint", wanted, reason, f"Leave --checkpoint out, or start a new run: {again}")
+    if record.phase is Phase.SUCCEEDED:
+        reason = "no work is left: it has succeeded"
+        raise LaunchRefused("run", record.run_id, reason, f"Start it as a new run: {again}")
+    return ResumePoint(None)
 
 
 def find_resume_point(home: Home, registry: Registry, record: RunRecord, wanted: str | None) -> ResumePoint:
@@ -95,6 +115,8 @@ def find_resume_point(home: Home, registry: Registry, record: RunRecord, wanted:
 def check_work_left(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> None:
     """Raise `LaunchRefused` when a resume would end at once, or would train in another environment."""
     run_id = record.run_id
+    if point.checkpoint is None:
+        return
     if request.changes and plan.env_id != record.env_id:
         remedy = f"Start a new run with --warm-start {point.checkpoint.checkpoint_id}"
         raise LaunchRefused("env", plan.env_id, f"run {run_id} was trained in {record.env_id}", remedy)
@@ -111,7 +133,7 @@ def check_work_left(record: RunRecord, request: ResumeRequest, point: ResumePoin
 
 def resume_columns(record: RunRecord, request: ResumeRequest, point: ResumePoint, plan: LaunchPlan) -> RunChanges:
     """Columns of the run's row that a resume changes immediately."""
-    step = point.checkpoint.env_step
+    step = None if point.checkpoint is None else point.checkpoint.env_step
     if step is None or (request.checkpoint is None and not point.skipped):
         return {"total_steps": plan.total_steps}
     # The run goes back to that step and counts later steps again.

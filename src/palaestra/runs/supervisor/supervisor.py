@@ -56,7 +56,6 @@ from palaestra.runs.supervisor.resume import (
     ResumeRequest,
     change_spec,
     check_work_left,
-    find_resume_point,
     read_current_spec,
     resume_columns,
 )
@@ -175,7 +174,7 @@ class Supervisor:
         self._runs.clear()
         context, self._context = self._context, None
         if context is not None:
-            await asyncio.to_thread(context.pump.close)
+            await asyncio.to_thread(context.close)
 
     # Requests
 
@@ -247,8 +246,8 @@ class Supervisor:
         current = read_current_spec(paths, await asyncio.to_thread(RunEventLog(paths).read))
         spec = change_spec(current, request.changes, request.on)
         await self.planner.get_runner(spec.runner)
-        point = await asyncio.to_thread(find_resume_point, self._home, self._registry, record, request.checkpoint)
-        attempt = attempt_paths(paths, next_attempt(paths, record.attempt), point.checkpoint.path)
+        point = await asyncio.to_thread(self.planner.find_resume_point, record, request.checkpoint)
+        attempt = attempt_paths(paths, next_attempt(paths, record.attempt), point.path)
         plan = (await self.planner.preview(spec, attempt)).require_plan(consent)
         check_work_left(record, request, point, plan)
         return spec, point, resume_columns(record, request, point, plan)

@@ -1,0 +1,1 @@
+"""How two runs differ: configuration, code and environment."""
