@@ -26,8 +26,8 @@ SCREENS: dict[str, Any] = {
     "experiment_name": "demo",
     "model": {"name": MODEL, "max_new_tokens": 40, "history": 0, "lora_rank": 16},
     "tasks": [
-        {"task": "miniwob/login-user", "params": {"step_limit": 7}},
-        {"task": "miniwob/use-autocomplete", "params": {"step_limit": 6}},
+        {"task": "miniwob/click-checkboxes", "params": {"step_limit": 7}},
+        {"task": "miniwob/click-collapsible", "params": {"step_limit": 4}},
     ],
     "algorithm": {"name": "grpo", "group_size": GROUP_SIZE},
     "trainer": {
@@ -77,8 +77,8 @@ def _train_on_screens() -> None:
     find_chromium()
     print(
         "A small vision-language model reads screenshots and answers with clicks and typed text. It learns from\n"
-        "reward alone, in real browsers, on two tasks of four and five steps: sign in with a user name and a\n"
-        "password; choose from a list that opens while typing. Takes a few minutes.\n"
+        "reward alone, in real browsers, on two tasks of two to seven steps: tick the boxes that the instruction\n"
+        "names and submit; open a section and press the button in it. Takes a few minutes.\n"
     )
 
     from palaestra.cli.eval_ui import evaluate_on_screens
