@@ -82,10 +82,13 @@ bench-async: setup  ## benchmark asynchronous collection: speed, learning qualit
 bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous training, batched inference (hours)
 	$(BIN)/python -m benchmarks.ui_inference
 	$(BIN)/python -m benchmarks.ui_learning
-	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/multi_step.yaml --demonstrations 0 --warm-start 0 --updates 16 \
-	  --episodes 60 --held-out 300000 --algorithms grpo,rejection_sampling,ppo --seeds 1..3 --sampled
-	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/data_entry.yaml --demonstrations 16 --episodes 60
-	$(BIN)/python -m benchmarks.ui_forms --algorithms grpo,rejection_sampling,ppo --seeds 1..3
+	$(BIN)/python -m benchmarks.ui_acting
+	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/multi_step.yaml --demonstrations 0 --warm-start 0 --updates 12 \
+	  --episodes 40 --held-out 500000 --algorithms grpo,rejection_sampling,ppo --seeds 1..3 --sampled
+	$(BIN)/palaestra tiny-vlm make --model tiny-reader --tower tiny-reader --steps 500 --output var/short-reader
+	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/data_entry.yaml --model var/short-reader --demonstrations 16 \
+	  --warm-start 6 --updates 24 --episodes 60 --held-out 400000 --sampled
+	$(BIN)/python -m benchmarks.ui_forms --demonstrations 8 --warm-start 4 --updates 40 --episodes 60 --held-out 300000 --sampled
 	$(BIN)/python -m benchmarks.ui_async
 
 bench-runs: setup   ## benchmark the run service under load
