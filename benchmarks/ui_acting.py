@@ -1,7 +1,7 @@
 """What the built-in reading model does on held-out drawn pages: clicks and typed texts, by the kind of goal.
 
-`python -m benchmarks.ui_acting` draws pages as in pretraining, with another seed, reads them with the tower, and compares
-the likeliest reply with the right one. Pages whose reply cannot be made from what was read are counted apart.
+`python -m benchmarks.ui_acting` draws pages as in pretraining, with another seed, reads them with the tower, and
+compares the likeliest reply with the right one. Pages whose reply cannot be made from what was read are counted apart.
 """
 
 from __future__ import annotations
