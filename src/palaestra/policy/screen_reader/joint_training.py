@@ -131,8 +131,8 @@ class JoinRecipe:
     seed: int = 0
     tower: str = "tiny-reader"
     """Name or directory of the reading model whose tower is used."""
-    pages: int = 4000
-    steps: int = 420
+    pages: int = 2000
+    steps: int = 400
     tokens: int = 900
     """Tokens in a batch."""
     rank: int = 32
