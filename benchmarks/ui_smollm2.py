@@ -38,13 +38,9 @@ EPISODES, HELD_OUT = 60, 300_000
 """Held-out episodes per task and wording, and the first held-out seed."""
 OWN = "the page's own"
 WORDINGS: dict[str, dict[str, str]] = {
-    "polite": {
-        "miniwob/enter-text": "Could you please fill {1} in and then send the form off?",
-        "miniwob/login-user": "I am {1} and my secret phrase is {2}. Please sign me in.",
-    },
-    "terse": {
-        "miniwob/enter-text": "{1} goes in the box. Confirm afterwards.",
-        "miniwob/login-user": "Sign in: user {1}, pass {2}",
+    "other words": {
+        "miniwob/click-link": "Could you open the page that {1} refers to, please?",
+        "miniwob/click-collapsible-2": "Somewhere in these folded parts hides {1}. Unfold them, and open it for me.",
     },
 }
 """Other wordings by task; numbers stand for the quoted parts of the page's own instruction."""
@@ -135,8 +131,6 @@ def main(arguments: list[str] | None = None) -> None:
         results = json.loads(RESULTS.read_text())
     document = build_config(given.model.resolve())
     config = screen_config_from(document)
-    if len(results["outcomes"].get("before", {})) <= len(WORDINGS):
-        measure(results, "before", config, VLMPolicy.from_config(config.model), given.episodes)
     if "run" not in results:
         run = train_model(document, given.seed, given.home.resolve())
         steps = read_training_steps(run)
@@ -148,6 +142,8 @@ def main(arguments: list[str] | None = None) -> None:
             "curves": {key: [round(step[key], 3) if key in step else None for step in steps] for key in keys},
         }
         save(results)
+    if len(results["outcomes"].get("before", {})) <= len(WORDINGS):
+        measure(results, "before", config, VLMPolicy.from_config(config.model), given.episodes)
     if len(results["outcomes"].get("after", {})) <= len(WORDINGS):
         _, policy = load_screen_policy(given.home.resolve() / results["run"]["checkpoint"])
         measure(results, "after", config, policy, given.episodes)

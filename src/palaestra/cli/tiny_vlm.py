@@ -63,7 +63,7 @@ def join(
     ],
     output: Annotated[Path, typer.Option(metavar="DIRECTORY", help="New directory for the model.")] = Path("joined"),
     seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
-    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 400,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 260,
     tower: Annotated[
         str, typer.Option(metavar="MODEL", help="Reading model whose vision tower is used.")
     ] = "tiny-reader",

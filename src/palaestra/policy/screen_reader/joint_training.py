@@ -36,6 +36,9 @@ _ROWS_RATE, _CONNECTOR_RATE = 2.0, 0.2
 """Learning rates of new tokens and of the connector as multiples of that of the adapters."""
 _WARMUP = 20
 _MAX_TOKENS = 500
+"""Longer pages are left out: they take most of the time and are few."""
+_SHARD = 500
+"""Pages whose examples are sorted into batches together."""
 
 
 class JointTrainer:
@@ -131,8 +134,8 @@ class JoinRecipe:
     seed: int = 0
     tower: str = "tiny-reader"
     """Name or directory of the reading model whose tower is used."""
-    pages: int = 2000
-    steps: int = 400
+    pages: int = 2500
+    steps: int = 260
     tokens: int = 900
     """Tokens in a batch."""
     rank: int = 32
@@ -158,7 +161,7 @@ def train_joined_reader(
         model = join_language_model(pretrained, base, tokenizer, seed=recipe.seed)
         del pretrained
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
-            blocks = draw_language_pages(tower, executor, count=recipe.pages, seed=recipe.seed, block=1)
+            blocks = draw_language_pages(tower, executor, count=recipe.pages, seed=recipe.seed, shard=_SHARD, block=1)
             batches = draw_page_batches(PageExampleBuilder(tokenizer), blocks, tokens=recipe.tokens, seed=recipe.seed)
             trained, acting = train_on_batches(model, tokenizer, batches, recipe, first=len(base), log=log)
             executor.shutdown(cancel_futures=True)

@@ -170,16 +170,19 @@ def _train_tower(recipe: ReaderRecipe, log: Callable[[str], None]) -> tuple[Towe
 
 
 def draw_language_pages(
-    tower: Tower, executor: ProcessPoolExecutor, *, count: int, seed: int, block: int = _BLOCK
+    tower: Tower, executor: ProcessPoolExecutor, *, count: int, seed: int, shard: int = _SHARD, block: int = _BLOCK
 ) -> Iterator[Sequence[LanguagePage]]:
-    """Blocks of pages for the language stage, over and over, in the same order; `block` is their number of shards."""
-    sizes = [min(_SHARD, count - start) for start in range(0, count, _SHARD)]
-    seeds = [1000 * (seed + 1) + shard for shard in range(len(sizes))]
+    """Blocks of pages for the language stage, over and over, in the same order.
+
+    `shard` pages are drawn together, and a block is `block` shards.
+    """
+    sizes = [min(shard, count - start) for start in range(0, count, shard)]
+    seeds = [1000 * (seed + 1) + place for place in range(len(sizes))]
     weights = tower.state_dict()
     drawn = [executor.submit(_draw_shard, size, seed, weights) for size, seed in zip(sizes, seeds, strict=True)]
     while True:
         for start in range(0, len(drawn), block):
-            yield [page for shard in drawn[start : start + block] for page in shard.result()]
+            yield [page for future in drawn[start : start + block] for page in future.result()]
 
 
 def _draw_shard(count: int, seed: int, weights: dict[str, Tensor]) -> list[LanguagePage]:
