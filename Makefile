@@ -79,7 +79,7 @@ bench-async: setup  ## benchmark asynchronous collection: speed, learning qualit
 	$(BIN)/python -m benchmarks.staleness --slow
 	$(BIN)/python -m benchmarks.soak
 
-bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous training, batched inference (hours)
+bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous training, batched inference, SMOLLM2=directory (hours)
 	$(BIN)/python -m benchmarks.ui_inference
 	$(BIN)/python -m benchmarks.ui_learning
 	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/multi_step.yaml --demonstrations 0 --warm-start 0 --updates 16 \
@@ -87,6 +87,7 @@ bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous
 	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/data_entry.yaml --demonstrations 16 --episodes 60
 	$(BIN)/python -m benchmarks.ui_forms --algorithms grpo,rejection_sampling,ppo --seeds 1..3
 	$(BIN)/python -m benchmarks.ui_async
+	[ -z "$(SMOLLM2)" ] || $(BIN)/python -m benchmarks.ui_smollm2 --model $(SMOLLM2)
 
 bench-runs: setup   ## benchmark the run service under load
 	$(BIN)/python -m benchmarks.run_service
