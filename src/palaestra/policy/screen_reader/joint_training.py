@@ -182,8 +182,7 @@ def train_on_batches(
     """Train on batches of pages; returns the model with its adapters merged, and averages of the metrics."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(recipe.seed)
-        settings = {"rank": recipe.rank, "learning_rate": recipe.learning_rate, "steps": recipe.steps}
-        trainer = JointTrainer(model, first, **settings)
+        trainer = JointTrainer(model, first, rank=recipe.rank, learning_rate=recipe.learning_rate, steps=recipe.steps)
         replies = 0
         for step in range(recipe.steps):
             batch = collate_pages(next(batches), tokenizer.pad_token_id)

@@ -73,7 +73,7 @@ def load_language_model(path: Path) -> tuple[Any, Any]:
     if path.suffix == ".gguf":
         source, options = path.parent, {"gguf_file": path.name}
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, **options)  # type: ignore[no-untyped-call]
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, **options)
         model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
     except (OSError, ValueError, ImportError) as error:
         reason = f"cannot be loaded ({' '.join(str(error).split())[:200]})"
@@ -109,7 +109,7 @@ def extend_tokenizer(tokenizer: Any) -> Any:
     )
 
 
-def join_language_model(language: Any, base: Any, tokenizer: Any, *, seed: int) -> ScreenReaderForConditionalGeneration:
+def join_language_model(language: Any, base: Any, tokenizer: Any, *, seed: int) -> Any:
     """The reading model of a language model; `base` is its own tokenizer, `tokenizer` the extended one."""
     import transformers
 
