@@ -76,7 +76,7 @@ def join(
     """
     _require_transformers()
     from palaestra.policy.model_directory import check_output_path
-    from palaestra.policy.screen_reader.joint_training import JoinRecipe, train_joined_reader, write_joined_reader
+    from palaestra.policy.screen_reader.joined.training import JoinRecipe, train_joined_reader, write_joined_reader
 
     check_output_path(output)
     start = time.monotonic()

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palaestra.policy.screen_reader.detection import detect
+from palaestra.policy.screen_reader.joined.segments import SCREEN_FORMAT, SEGMENTS, SegmentTokenizer
 from palaestra.policy.screen_reader.screen_tokens import ScreenTokenizer
-from palaestra.policy.screen_reader.segments import SCREEN_FORMAT, SEGMENTS, SegmentTokenizer
 from palaestra.policy.screen_reader.symbols import Floats, SymbolSequence, read_in_order
 from palaestra.policy.screen_reader.tower import Tower
 

@@ -12,8 +12,16 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 from palaestra.errors import ConfigError
 from palaestra.policy.codecs import CODECS, IMAGE_RULES, DecodedAction
 from palaestra.policy.screen_reader.image_processor import PictureReader
-from palaestra.policy.screen_reader.joint_examples import PageExampleBuilder, collate_pages
-from palaestra.policy.screen_reader.joint_training import (
+from palaestra.policy.screen_reader.joined.language_model import (
+    NAME,
+    NAMED_CLICK,
+    extend_tokenizer,
+    join_language_model,
+    load_language_model,
+)
+from palaestra.policy.screen_reader.joined.page_examples import PageExampleBuilder, collate_pages
+from palaestra.policy.screen_reader.joined.segments import SegmentTokenizer
+from palaestra.policy.screen_reader.joined.training import (
     JoinRecipe,
     JointTrainer,
     draw_page_batches,
@@ -22,15 +30,7 @@ from palaestra.policy.screen_reader.joint_training import (
 )
 from palaestra.policy.screen_reader.language_pretraining import LanguagePage
 from palaestra.policy.screen_reader.pages import Goal
-from palaestra.policy.screen_reader.pretrained import (
-    NAME,
-    NAMED_CLICK,
-    extend_tokenizer,
-    join_language_model,
-    load_language_model,
-)
 from palaestra.policy.screen_reader.recipe import TrainedReader
-from palaestra.policy.screen_reader.segments import SegmentTokenizer
 from palaestra.policy.screen_reader.symbols import FIRST_WIDGET, Detections, read_in_order
 from palaestra.policy.screen_reader.tokenizer import END_CLICK, TYPE
 from palaestra.policy.screen_reader.tower import CHAR_CLASSES, WIDGET_KINDS, Tower

@@ -61,7 +61,7 @@ class Segment:
 
 
 @dataclass(frozen=True, eq=False)
-class Segments:
+class SegmentedScreen:
     """The segments of a screen and their tokens."""
 
     segments: list[Segment]
@@ -92,7 +92,7 @@ class SegmentTokenizer:
         """The tokens as the model's connector takes them; `size` is the width and height of the screen."""
         return self.split(sequence, size).tokens.rows(size)
 
-    def split(self, sequence: SymbolSequence, size: tuple[int, int]) -> Segments:
+    def split(self, sequence: SymbolSequence, size: tuple[int, int]) -> SegmentedScreen:
         """The segments of a screen and their tokens; a blank token for a screen without content."""
         segments: list[Segment] = []
         ids: list[int] = []
@@ -128,7 +128,7 @@ class SegmentTokenizer:
             segments.append(segment)
         if not ids:
             add(self._blank, (0.0, 0.0, 0.0, 0.0), [0.0, 0.0, 0.0], [1.0, 1.0, 0.0, 0.0])
-        return Segments(
+        return SegmentedScreen(
             segments,
             ScreenTokens(
                 np.array(ids, np.int64),

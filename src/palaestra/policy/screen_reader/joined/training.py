@@ -24,9 +24,18 @@ from palaestra.errors import ConfigError
 from palaestra.policy.model_directory import write_model_directory
 from palaestra.policy.screen_reader.examples import jitter
 from palaestra.policy.screen_reader.image_processor import PictureReader
-from palaestra.policy.screen_reader.joint_examples import PageBatch, PageExample, PageExampleBuilder, collate_pages
+from palaestra.policy.screen_reader.joined.language_model import (
+    extend_tokenizer,
+    join_language_model,
+    load_language_model,
+)
+from palaestra.policy.screen_reader.joined.page_examples import (
+    PageBatch,
+    PageExample,
+    PageExampleBuilder,
+    collate_pages,
+)
 from palaestra.policy.screen_reader.language_pretraining import LanguagePage
-from palaestra.policy.screen_reader.pretrained import extend_tokenizer, join_language_model, load_language_model
 from palaestra.policy.screen_reader.recipe import TrainedReader, draw_language_pages, load_named_tower
 from palaestra.policy.screen_reader.symbols import read_in_order
 

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palaestra.policy.screen_reader.joined.language_model import ASSISTANT, END, NAME, NAMED_CLICK, USER
+from palaestra.policy.screen_reader.joined.segments import Segment, SegmentedScreen, SegmentTokenizer
 from palaestra.policy.screen_reader.pages import Goal
-from palaestra.policy.screen_reader.pretrained import ASSISTANT, END, NAME, NAMED_CLICK, USER
-from palaestra.policy.screen_reader.segments import Segment, Segments, SegmentTokenizer
 from palaestra.policy.screen_reader.symbols import FIRST_WIDGET, Box, Floats, SymbolSequence
 from palaestra.policy.screen_reader.tokenizer import END_CLICK, END_TEXT, TYPE, press_key, scroll_down
 from palaestra.policy.screen_reader.tower import WIDGETS
@@ -99,7 +99,7 @@ class PageExampleBuilder:
         return PageExample(prefix, len(self._head), screen.tokens.rows(size), known)
 
     def _build_branch(
-        self, goal: Goal, screen: Segments, places: Mapping[str, Box], size: tuple[int, int]
+        self, goal: Goal, screen: SegmentedScreen, places: Mapping[str, Box], size: tuple[int, int]
     ) -> Branch | None:
         if goal.target:
             target = _find_target(screen.segments, places[goal.target])
@@ -115,7 +115,7 @@ class PageExampleBuilder:
         reply = [*self._encode(written), self._end]
         return self._branch(goal.instruction, reply, "a" + "r" * (len(reply) - 1))
 
-    def _build_click(self, instruction: str, screen: Segments, target: int, size: tuple[int, int]) -> Branch:
+    def _build_click(self, instruction: str, screen: SegmentedScreen, target: int, size: tuple[int, int]) -> Branch:
         segments = screen.segments
         name = segments[target].tokens[:_MAX_NAME]
         if not segments[target].words and target:
@@ -127,7 +127,7 @@ class PageExampleBuilder:
     def _branch(self, instruction: str, reply: list[int], kinds: str) -> Branch:
         return Branch([*self._encode(instruction), *self._close], reply, kinds)
 
-    def _build_plain(self, screen: Segments, size: tuple[int, int], rng: random.Random) -> list[Branch]:
+    def _build_plain(self, screen: SegmentedScreen, size: tuple[int, int], rng: random.Random) -> list[Branch]:
         segments = screen.segments
         texts = [segment.text.lower() for segment in segments]
         found: list[tuple[int, str, str]] = []
