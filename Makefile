@@ -79,7 +79,7 @@ bench-async: setup  ## benchmark asynchronous collection: speed, learning qualit
 	$(BIN)/python -m benchmarks.staleness --slow
 	$(BIN)/python -m benchmarks.soak
 
-bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous training, batched inference (hours)
+bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous training, batched inference, SMOLLM2=directory (hours)
 	$(BIN)/python -m benchmarks.ui_inference
 	$(BIN)/python -m benchmarks.ui_learning
 	$(BIN)/python -m benchmarks.ui_acting
@@ -90,6 +90,7 @@ bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous
 	  --warm-start 6 --updates 24 --episodes 60 --held-out 400000 --sampled
 	$(BIN)/python -m benchmarks.ui_forms --demonstrations 8 --warm-start 4 --updates 40 --episodes 60 --held-out 300000 --sampled
 	$(BIN)/python -m benchmarks.ui_async
+	[ -z "$(SMOLLM2)" ] || $(BIN)/python -m benchmarks.ui_smollm2 --model $(SMOLLM2)
 
 bench-runs: setup   ## benchmark the run service under load
 	$(BIN)/python -m benchmarks.run_service

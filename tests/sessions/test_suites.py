@@ -173,6 +173,23 @@ def test_what_is_no_task_is_refused_with_the_nearest(task, params, code, message
     assert message in str(refused.value)
 
 
+needs_miniwob = pytest.mark.skipif(not suites()["miniwob"].names(), reason="the miniwob package is not installed")
+
+
+@needs_miniwob
+def test_an_instruction_in_another_wording_has_the_quoted_parts_of_the_pages_own_and_hides_the_bar():
+    own = 'Enter the username "ada" and the password "x {1}" into the text fields and press login.'
+    task = make_task("miniwob", "login-user", 3, {"instruction": "Sign in {1}, whose password is {2}."})
+    assert task.instruction(own) == "Sign in ada, whose password is x {1}."
+    assert "#query{visibility:hidden" in task.begin
+    assert "#query" in make_task("miniwob", "login-user", 3, {"hide_bar": True}).begin
+    plain = make_task("miniwob", "login-user", 3, {})
+    assert plain.instruction(own) == own
+    assert "#query" not in plain.begin
+    with pytest.raises(SessionRefused, match=r"has \{3\}, and .* has 2 quoted parts"):
+        make_task("miniwob", "login-user", 3, {"instruction": "Type {3}."}).instruction(own)
+
+
 def test_miniwob_serves_its_own_files_and_nothing_else():
     if not suites()["miniwob"].names():
         pytest.skip("the miniwob package is not installed")

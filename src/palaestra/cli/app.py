@@ -135,7 +135,11 @@ COMMANDS: Mapping[str, str | Group] = {
     "sessions": Group("Try UI tasks by hand.", {"try": "palaestra.cli.sessions:try_command"}),
     "tiny-vlm": Group(
         "Train and inspect the built-in vision-language models.",
-        {"make": "palaestra.cli.tiny_vlm:make", "info": "palaestra.cli.tiny_vlm:info"},
+        {
+            "make": "palaestra.cli.tiny_vlm:make",
+            "join": "palaestra.cli.tiny_vlm:join",
+            "info": "palaestra.cli.tiny_vlm:info",
+        },
     ),
     "studio": "palaestra.cli.studio:studio",
     "serve": "palaestra.cli.services:serve",

@@ -60,6 +60,38 @@ def make(
     _print_manifest(manifest, output, as_json)
 
 
+def join(
+    language: Annotated[
+        Path, typer.Option(metavar="PATH", help="Directory of a causal language model, or a GGUF file of one.")
+    ],
+    output: Annotated[Path, typer.Option(metavar="DIRECTORY", help="New directory for the model.")] = Path("joined"),
+    seed: Annotated[int, typer.Option(metavar="N", help="Random seed.")] = 0,
+    steps: Annotated[int, typer.Option(metavar="N", min=1, help="Training steps.")] = 260,
+    tower: Annotated[
+        str, typer.Option(metavar="MODEL", help="Reading model whose vision tower is used.")
+    ] = "tiny-reader",
+    as_json: JsonOption = False,
+) -> None:
+    """Join a pretrained language model to a vision tower, and train it on synthetic pages.
+
+    The model directory can be named in model.name. Needs Chromium; a model of 135 million weights takes half an hour on
+    one core.
+    """
+    _require_transformers()
+    from palaestra.policy.model_directory import check_output_path
+    from palaestra.policy.screen_reader.joined.training import JoinRecipe, train_joined_reader, write_joined_reader
+
+    check_output_path(output)
+    start = time.monotonic()
+
+    def log(line: str) -> None:
+        print(f"{time.monotonic() - start:5.0f} s  {line}", file=sys.stderr, flush=True)
+
+    recipe = JoinRecipe(seed=seed, steps=steps, tower=tower)
+    manifest = write_joined_reader(train_joined_reader(language, recipe, log), language, recipe, output)
+    _print_manifest(manifest, output, as_json)
+
+
 def info(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="Model directory, or the name of a built-in model.")

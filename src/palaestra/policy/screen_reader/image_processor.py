@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palaestra.policy.screen_reader.detection import detect
+from palaestra.policy.screen_reader.joined.segments import SCREEN_FORMAT, SEGMENTS, SegmentTokenizer
 from palaestra.policy.screen_reader.screen_tokens import ScreenTokenizer
 from palaestra.policy.screen_reader.symbols import Floats, SymbolSequence, read_in_order
 from palaestra.policy.screen_reader.tower import Tower
@@ -35,7 +36,8 @@ class PictureReader:
 
     def __init__(self, tower: Tower, tokenizer: Any) -> None:
         self.tower = tower.eval().requires_grad_(False)
-        self.screen_tokenizer = ScreenTokenizer(tokenizer)
+        has_segments = tokenizer.init_kwargs.get(SCREEN_FORMAT) == SEGMENTS
+        self.screen_tokenizer = SegmentTokenizer(tokenizer) if has_segments else ScreenTokenizer(tokenizer)
 
     @classmethod
     def from_pretrained(cls, path: str | Path, **_: Any) -> Self:
@@ -59,4 +61,4 @@ class PictureReader:
         return {"pixel_values": torch.cat(rows)}
 
     def _rows(self, image: Any) -> Floats:
-        return self.screen_tokenizer.tokenize(self.read(image)).rows(image.size)[:MAX_TOKENS]
+        return self.screen_tokenizer.rows(self.read(image), image.size)[:MAX_TOKENS]

@@ -137,6 +137,8 @@ class ScreenReaderModel(ScreenReaderPreTrainedModel):  # type: ignore[no-untyped
 class ScreenReaderForConditionalGeneration(ScreenReaderPreTrainedModel, GenerationMixin):  # type: ignore[no-untyped-call]
     """With the output layer."""
 
+    _tied_weights_keys = {"lm_head.weight": "model.language_model.embed_tokens.weight"}  # noqa: RUF012
+
     def __init__(self, config: ScreenReaderConfig) -> None:
         super().__init__(config)
         self.model = ScreenReaderModel(config)

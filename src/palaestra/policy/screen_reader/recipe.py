@@ -121,14 +121,14 @@ def train_reader(recipe: ReaderRecipe, log: Callable[[str], None] = lambda line:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        tower, seeing = _get_tower(recipe, log)
+        tower, seeing = load_named_tower(recipe.tower) if recipe.tower else _train_tower(recipe, log)
         tokenizer = build_tokenizer()
         model = build_model(tokenizer, seed=recipe.seed)
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
             acting = pretrain_language(
                 model,
                 tokenizer,
-                _language_pages(recipe, tower, executor),
+                draw_language_pages(tower, executor, count=recipe.act_pages, seed=recipe.seed),
                 steps=recipe.act_steps,
                 tokens=recipe.act_tokens,
                 learning_rate=recipe.act_rate,
@@ -143,15 +143,18 @@ def train_reader(recipe: ReaderRecipe, log: Callable[[str], None] = lambda line:
     return TrainedReader(trained.eval(), tokenizer, tower, {"seeing": seeing, "acting": acting})
 
 
-def _get_tower(recipe: ReaderRecipe, log: Callable[[str], None]) -> tuple[Tower, dict[str, float]]:
-    """The tower of another model, or one that is trained; and the metrics of its training."""
-    if recipe.tower:
-        directory = SHIPPED if recipe.tower == "tiny-reader" else Path(recipe.tower)
-        try:
-            return load_tower(directory), read_manifest(directory)["figures"]["seeing"]
-        except (OSError, KeyError, CheckpointError) as error:
-            reason = f"has no tower of a reading model ({error})"
-            raise ConfigError("recipe.tower", recipe.tower, reason, "Name its directory, or tiny-reader") from None
+def load_named_tower(name: str) -> tuple[Tower, dict[str, float]]:
+    """The tower of a reading model (`tiny-reader` or a directory), and the metrics of its training."""
+    directory = SHIPPED if name == "tiny-reader" else Path(name)
+    try:
+        return load_tower(directory), read_manifest(directory)["figures"]["seeing"]
+    except (OSError, KeyError, CheckpointError) as error:
+        reason = f"has no tower of a reading model ({error})"
+        raise ConfigError("recipe.tower", name, reason, "Name its directory, or tiny-reader") from None
+
+
+def _train_tower(recipe: ReaderRecipe, log: Callable[[str], None]) -> tuple[Tower, dict[str, float]]:
+    """A new tower, and the metrics of its training."""
     torch.manual_seed(recipe.seed)
     tower = Tower()
     pages = asyncio.run(draw_pages(recipe.see_pages, seed=recipe.seed + 1))
@@ -168,16 +171,19 @@ def _get_tower(recipe: ReaderRecipe, log: Callable[[str], None]) -> tuple[Tower,
     return tower.eval(), metrics
 
 
-def _language_pages(
-    recipe: ReaderRecipe, tower: Tower, executor: ProcessPoolExecutor
+def draw_language_pages(
+    tower: Tower, executor: ProcessPoolExecutor, *, count: int, seed: int, shard: int = _SHARD, block: int = _BLOCK
 ) -> Iterator[Sequence[LanguagePage]]:
-    """Blocks of pages for the language stage, over and over, in the same order."""
-    sizes = [min(_SHARD, recipe.act_pages - start) for start in range(0, recipe.act_pages, _SHARD)]
-    weights, first = tower.state_dict(), 1000 * recipe.seed
+    """Blocks of pages for the language stage, over and over, in the same order.
+
+    `shard` pages are drawn together, and a block is `block` shards.
+    """
+    sizes = [min(shard, count - start) for start in range(0, count, shard)]
+    weights, first = tower.state_dict(), 1000 * seed
     drawn = [executor.submit(_draw_shard, size, first + place, weights) for place, size in enumerate(sizes, start=1)]
     while True:
-        for start in range(0, len(drawn), _BLOCK):
-            yield [page for shard in drawn[start : start + _BLOCK] for page in shard.result()]
+        for start in range(0, len(drawn), block):
+            yield [page for future in drawn[start : start + block] for page in future.result()]
 
 
 def _draw_shard(count: int, number: int, weights: dict[str, Tensor]) -> list[LanguagePage]:

@@ -114,6 +114,10 @@ class ScreenTokenizer:
             np.array(draft.flags, np.float32),
         )
 
+    def rows(self, sequence: SymbolSequence, size: tuple[int, int]) -> Floats:
+        """The tokens as the model's connector takes them; `size` is the width and height of the screen."""
+        return self.tokenize(sequence).rows(size)
+
     def _add_word(
         self,
         draft: _Draft,

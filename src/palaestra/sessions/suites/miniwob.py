@@ -49,6 +49,13 @@ ORACLE_PAGES = tuple(re.findall(r"^  '([a-z0-9-]+)'[:(]", _ORACLES, re.MULTILINE
 DRAWN_WHILE_LOADING = frozenset({"click-menu-2"})
 """Pages that choose what they show while they load, and not when the episode begins."""
 
+_INSTRUCTION = (
+    "Another wording of the instruction. {1}, {2}, ... stand for the quoted parts of the page's own, in order. The bar "
+    "on the page, which shows the page's own instruction, is hidden."
+)
+_HIDE_BAR = "Hide the bar that shows the instruction on the page. Its place stays empty."
+_QUOTED = re.compile(r'"([^"]*)"')
+
 _BEGIN = """(() => {
   core.EPISODE_MAX_TIME = 1e9;
   core.startEpisode();
@@ -56,7 +63,7 @@ _BEGIN = """(() => {
   core.setDataMode && core.setDataMode('train');
   core.startEpisodeReal();
   const style = document.createElement('style');
-  style.textContent = '#reward-display,#click-canvas,#sync-task-cover{display:none!important}';
+  style.textContent = '#reward-display,#click-canvas,#sync-task-cover{display:none!important}HIDDEN';
   document.head.appendChild(style);
   const text = core.getUtterance();
   return typeof text === 'string' ? text : text.utterance;
@@ -86,15 +93,20 @@ class MiniWob:
 
     def parameters(self, name: str) -> dict[str, Any]:
         """JSON Schema of the parameters."""
-        return {"step_limit": {**STEP_LIMIT_SCHEMA, "default": STEP_LIMITS.get(name, STEP_LIMIT)}}
+        return {
+            "step_limit": {**STEP_LIMIT_SCHEMA, "default": STEP_LIMITS.get(name, STEP_LIMIT)},
+            "instruction": {"type": "string", "default": "", "description": _INSTRUCTION},
+            "hide_bar": {"type": "boolean", "default": False, "description": _HIDE_BAR},
+        }
 
     def make(self, name: str, seed: int, params: Mapping[str, Any]) -> Task:
         """The page as a task."""
-        given = parse_params(params, step_limit=(int, STEP_LIMITS.get(name, STEP_LIMIT)))
+        limit = STEP_LIMITS.get(name, STEP_LIMIT)
+        given = parse_params(params, step_limit=(int, limit), instruction=(str, ""), hide_bar=(bool, False))
         if given["step_limit"] < 1:
             raise SessionRefused("bad_params", "params.step_limit: must be at least 1.", status=422)
         assert self.root is not None
-        return _MiniWobPage(self.root, name, seed, given["step_limit"])
+        return _MiniWobPage(self.root, name, seed, **given)
 
 
 class _MiniWobPage(Task):
@@ -102,9 +114,12 @@ class _MiniWobPage(Task):
     reward_range = (-1.0, 1.0)
     probe = "[WOB_DONE_GLOBAL, WOB_RAW_REWARD_GLOBAL, WOB_REWARD_REASON]"
 
-    def __init__(self, root: Path, name: str, seed: int, step_limit: int) -> None:
-        self._root, self.step_limit = root, step_limit
-        self.begin = _BEGIN.replace("SEED", str(seed))
+    def __init__(
+        self, root: Path, name: str, seed: int, *, step_limit: int, instruction: str = "", hide_bar: bool = False
+    ) -> None:
+        self._root, self.step_limit, self._wording = root, step_limit, instruction
+        hidden = "#query{visibility:hidden!important}" if hide_bar or instruction else ""
+        self.begin = _BEGIN.replace("SEED", str(seed)).replace("HIDDEN", hidden)
         self.entry = f"/miniwob/{name}.html"
         self.oracle = _build_page_oracle(name)
         self.preload_key = None if name in DRAWN_WHILE_LOADING else (root, name)
@@ -116,8 +131,9 @@ class _MiniWobPage(Task):
         return None if body is None else PageResponse(body, mimetypes.guess_type(path)[0] or "application/octet-stream")
 
     def instruction(self, begin_value: Any) -> str:
-        """The text of the page's yellow bar."""
-        return " ".join(str(begin_value).split())
+        """The text of the page's yellow bar, or the wording of the parameter with the quoted parts of that text."""
+        text = " ".join(str(begin_value).split())
+        return _reword(self._wording, text) if self._wording else text
 
     def judge(self, probe_value: Any) -> TaskProgress:
         """The page's own verdict, before it is scaled by time."""
@@ -177,3 +193,17 @@ def _inline_image(match: re.Match[bytes], sheet: str, read: Read) -> bytes:
 
 def _resolve(path: str, relative: bytes) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(path), relative.decode("latin-1")))
+
+
+def _reword(wording: str, instruction: str) -> str:
+    """The wording with the quoted parts of an instruction; refuses one that names a part which is not there."""
+    parts = _QUOTED.findall(instruction)
+
+    def part(match: re.Match[str]) -> str:
+        number = int(match[1])
+        if not 1 <= number <= len(parts):
+            text = f"params.instruction: has {match[0]}, and {instruction!r} has {len(parts)} quoted parts."
+            raise SessionRefused("bad_params", text, status=422)
+        return str(parts[number - 1])
+
+    return re.sub(r"\{(\d+)\}", part, wording)

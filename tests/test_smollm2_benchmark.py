@@ -1,0 +1,32 @@
+"""The benchmark of a pretrained language model: its configuration, its wordings and its table."""
+
+from benchmarks import ui_smollm2
+from benchmarks.ui_smollm2 import OWN, WORDINGS, build_config, draw_table, set_wording
+
+from palaestra.train.screen_config import screen_config_from
+
+
+def test_every_task_hides_the_bar_and_has_every_wording(tmp_path):
+    config = screen_config_from(build_config(tmp_path))
+    assert config.model.name == str(tmp_path)
+    assert all(task.params["hide_bar"] for task in config.tasks)
+    for wording in WORDINGS:
+        assert set(WORDINGS[wording]) == {task.task for task in config.tasks}
+        reworded = set_wording(config, wording)
+        assert [task.params["instruction"] for task in reworded.tasks] == [
+            WORDINGS[wording][task.task] for task in config.tasks
+        ]
+    assert set_wording(config, OWN) == config
+
+
+def test_the_table_has_shares_with_intervals_and_a_paired_test():
+    """Of 8 pairs, 6 are solved after training only, and none before only: p is 2 / 2^6."""
+    before, after = {"a/b": "00000011"}, {"a/b": "11111111"}
+    table = draw_table({"before": {OWN: before}, "after": {OWN: after}})
+    assert f"| a/b | {OWN} | 25 (7 to 59) | 100 (68 to 100) | 0.031 |" in table
+
+
+def test_results_are_written_with_lists_on_one_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(ui_smollm2, "RESULTS", tmp_path / "results.json")
+    ui_smollm2.save({"run": {"curve": [0.5, None]}})
+    assert '"curve": [ 0.5, null ]' in (tmp_path / "results.json").read_text()
