@@ -20,7 +20,6 @@ from palaestra.policy.screen_reader.joined.language_model import (
     load_language_model,
 )
 from palaestra.policy.screen_reader.joined.page_examples import PageExampleBuilder, collate_pages
-from palaestra.policy.screen_reader.joined.segments import SegmentTokenizer
 from palaestra.policy.screen_reader.joined.training import (
     JoinRecipe,
     JointTrainer,
@@ -31,6 +30,7 @@ from palaestra.policy.screen_reader.joined.training import (
 from palaestra.policy.screen_reader.language_pretraining import LanguagePage
 from palaestra.policy.screen_reader.pages import Goal
 from palaestra.policy.screen_reader.recipe import TrainedReader
+from palaestra.policy.screen_reader.segments import SegmentTokenizer
 from palaestra.policy.screen_reader.symbols import FIRST_WIDGET, Detections, read_in_order
 from palaestra.policy.screen_reader.tokenizer import END_CLICK, TYPE
 from palaestra.policy.screen_reader.tower import CHAR_CLASSES, WIDGET_KINDS, Tower

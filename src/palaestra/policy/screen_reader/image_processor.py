@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from palaestra.policy.screen_reader.detection import detect
-from palaestra.policy.screen_reader.joined.segments import SCREEN_FORMAT, SEGMENTS, SegmentTokenizer
 from palaestra.policy.screen_reader.screen_tokens import ScreenTokenizer
+from palaestra.policy.screen_reader.segments import SCREEN_FORMAT, SEGMENTS, SegmentTokenizer
 from palaestra.policy.screen_reader.symbols import Floats, SymbolSequence, read_in_order
+from palaestra.policy.screen_reader.tokenizer import load_tokenizer
 from palaestra.policy.screen_reader.tower import Tower
 
 WEIGHTS = "vision_tower.safetensors"
@@ -42,9 +43,7 @@ class PictureReader:
     @classmethod
     def from_pretrained(cls, path: str | Path, **_: Any) -> Self:
         """Load the tower and the tokenizer of a model directory."""
-        from transformers import PreTrainedTokenizerFast
-
-        return cls(load_tower(Path(path)), PreTrainedTokenizerFast.from_pretrained(path))
+        return cls(load_tower(Path(path)), load_tokenizer(Path(path)))
 
     def save_pretrained(self, path: str | Path) -> None:
         """Write the tower into a model directory."""

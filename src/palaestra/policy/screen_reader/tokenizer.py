@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from palaestra.policy.codecs.qwen_texts import (
@@ -124,6 +125,14 @@ def build_tokenizer() -> Any:
         chat_template=CHAT_TEMPLATE,
         model_max_length=4096,
     )
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer of a model directory."""
+    import transformers
+
+    library: Any = transformers  # untyped
+    return library.PreTrainedTokenizerFast.from_pretrained(path)
 
 
 def _learn_merges() -> list[tuple[str, str]]:

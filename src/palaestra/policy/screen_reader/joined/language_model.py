@@ -17,8 +17,8 @@ from torch import Tensor
 
 from palaestra.errors import ConfigError
 from palaestra.policy.codecs.qwen_texts import CALL
-from palaestra.policy.screen_reader.joined.segments import SCREEN_FORMAT, SEGMENTS, coordinate_tokens
 from palaestra.policy.screen_reader.modeling import ScreenReaderConfig, ScreenReaderForConditionalGeneration
+from palaestra.policy.screen_reader.segments import SCREEN_FORMAT, SEGMENTS, coordinate_tokens
 from palaestra.policy.screen_reader.tokenizer import (
     BLANK,
     CLICK,

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from palaestra.policy.screen_reader.joined.language_model import ASSISTANT, END, NAME, NAMED_CLICK, USER
-from palaestra.policy.screen_reader.joined.segments import Segment, SegmentedScreen, SegmentTokenizer
 from palaestra.policy.screen_reader.pages import Goal
+from palaestra.policy.screen_reader.segments import Segment, SegmentedScreen, SegmentTokenizer
 from palaestra.policy.screen_reader.symbols import FIRST_WIDGET, Box, Floats, SymbolSequence
 from palaestra.policy.screen_reader.tokenizer import END_CLICK, END_TEXT, TYPE, press_key, scroll_down
 from palaestra.policy.screen_reader.tower import WIDGETS
