@@ -9,7 +9,7 @@ import torch
 
 from palaestra.errors import ConfigError
 from palaestra.policy.screen_reader.architecture import COPY_HEAD, FOCUS_HEAD, START_HEAD, X_HEAD, Y_HEAD
-from palaestra.policy.screen_reader.examples import ExampleBuilder, Source, collate, jitter
+from palaestra.policy.screen_reader.examples import ExampleBuilder, AttentionLabel, collate, jitter
 from palaestra.policy.screen_reader.language_pretraining import LanguagePage, draw_batches
 from palaestra.policy.screen_reader.pages import Goal
 from palaestra.policy.screen_reader.screen_tokens import ROW_FEATURES, ScreenTokenizer
@@ -99,8 +99,8 @@ def test_a_click_has_soft_labels_around_the_middle_and_attends_to_the_tokens_of_
     first = example.ids.index(tokenizer.convert_tokens_to_ids("<|image_pad|>"))
     wanted = (first + len(example.rows) - 1,)
     assert example.sources == (
-        Source(example.start + 1, X_HEAD, wanted),
-        Source(example.start + 2, Y_HEAD, wanted),
+        AttentionLabel(example.start + 1, X_HEAD, wanted),
+        AttentionLabel(example.start + 2, Y_HEAD, wanted),
     )
 
 
@@ -141,7 +141,7 @@ def test_a_head_is_pointed_to_the_focused_field_when_a_text_begins(tokenizer, bu
     )
     example = build(builder, Goal("Copy the code.", text="me"), field)
     first = example.ids.index(tokenizer.convert_tokens_to_ids("<|image_pad|>"))
-    assert example.sources[-1] == Source(example.start + 1, FOCUS_HEAD, (first + 2,))
+    assert example.sources[-1] == AttentionLabel(example.start + 1, FOCUS_HEAD, (first + 2,))
 
 
 def test_scrolling_down_is_a_negative_number_of_pixels(builder, tokenizer):
@@ -197,13 +197,14 @@ def page_of(*goals):
 
 
 def test_batches_have_examples_of_similar_length_and_at_most_so_many_tokens(builder):
+    # " now" is three tokens, and lengths that differ by up to 8 are in random order.
     pages = [page_of(Goal("Press." + " now" * count, keys=("Tab",))) for count in range(30)]
     batches = list(draw_batches(builder, iter([pages]), tokens=120, seed=0))
     assert sum(map(len, batches)) == 30
     for batch in batches:
         lengths = [len(example.ids) for example in batch]
         assert len(batch) == 1 or len(batch) * max(lengths) <= 120
-        assert max(lengths) - min(lengths) == 3 * (len(batch) - 1), "a space and the two pieces of now each"
+        assert max(lengths) - min(lengths) <= 3 * (len(batch) - 1) + 8
 
 
 def test_pages_without_a_single_example_are_refused(builder):

@@ -36,7 +36,7 @@ _MAX_COORDINATE = COORDINATES - 1
 
 
 @dataclass(frozen=True)
-class Source:
+class AttentionLabel:
     """What a head should attend to when a token is predicted."""
 
     column: int
@@ -57,7 +57,7 @@ class Example:
     """[N, ROW_FEATURES]"""
     soft: tuple[tuple[float, float], ...] = ()
     """For a click: mean and deviation of x and of y, from 0 to 999."""
-    sources: tuple[Source, ...] = ()
+    sources: tuple[AttentionLabel, ...] = ()
 
 
 class ExampleBuilder:
@@ -108,11 +108,12 @@ class ExampleBuilder:
             if source is None:
                 return None
             sources = [
-                Source(start + 1 + place, COPY_HEAD if place else START_HEAD, (index,)) for place, index in source
+                AttentionLabel(start + 1 + place, COPY_HEAD if place else START_HEAD, (index,))
+                for place, index in source
             ]
             focused = tuple((np.flatnonzero(np.isin(screen.ids, self._focused)) + first).tolist())
             if focused:
-                sources.append(Source(start + 1, FOCUS_HEAD, focused))
+                sources.append(AttentionLabel(start + 1, FOCUS_HEAD, focused))
             return Example(prompt + reply, start, rows, (), tuple(sources))
         written = press_key(goal.keys[0].lower()) if goal.keys else scroll_down(goal.scroll)
         return Example([*prompt, *self._encode(written), self._end], start, rows)
@@ -136,7 +137,7 @@ class ExampleBuilder:
         drawn_x, drawn_y = (min(_MAX_COORDINATE, max(0, round(rng.gauss(mean, deviation)))) for mean, deviation in soft)
         reply = [self._click, self._x[drawn_x], self._y[drawn_y], *self._end_click, self._end]
         start = len(prompt)
-        sources = (Source(start + 1, X_HEAD, attended), Source(start + 2, Y_HEAD, attended))
+        sources = (AttentionLabel(start + 1, X_HEAD, attended), AttentionLabel(start + 2, Y_HEAD, attended))
         return Example(prompt + reply, start, rows, soft, sources)
 
     def _find_source(
@@ -215,7 +216,7 @@ def collate(examples: Sequence[Example], padding: int) -> ExampleBatch:
     for row, example in enumerate(examples):
         ids[row, : len(example.ids)] = torch.tensor(example.ids)
         mask[row, : len(example.ids)] = 1
-        sources: dict[int, list[Source]] = {}
+        sources: dict[int, list[AttentionLabel]] = {}
         for source in example.sources:
             sources.setdefault(source.column, []).append(source)
         for column in range(example.start, len(example.ids)):
