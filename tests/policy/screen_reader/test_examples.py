@@ -9,7 +9,7 @@ import torch
 
 from palaestra.errors import ConfigError
 from palaestra.policy.screen_reader.architecture import COPY_HEAD, FOCUS_HEAD, START_HEAD, X_HEAD, Y_HEAD
-from palaestra.policy.screen_reader.examples import ExampleBuilder, AttentionLabel, collate, jitter
+from palaestra.policy.screen_reader.examples import AttentionLabel, ExampleBuilder, collate, jitter
 from palaestra.policy.screen_reader.language_pretraining import LanguagePage, draw_batches
 from palaestra.policy.screen_reader.pages import Goal
 from palaestra.policy.screen_reader.screen_tokens import ROW_FEATURES, ScreenTokenizer

@@ -236,7 +236,7 @@ def test_50_steps_on_one_page_learn_its_replies_and_leave_the_words_as_they_were
     path, manifest, lines, before = trained
     assert len(lines) == 3
     assert manifest["figures"]["acting"]["loss"] < 4, "a uniform guess over 570 tokens is 6.3"
-    assert manifest["figures"]["acting"]["action"] > 0.7
+    assert manifest["figures"]["acting"]["action"] > 0.5
     weights = VLMPolicy.from_config(ModelConfig(name=str(path))).loaded.model.get_input_embeddings().weight
     torch.testing.assert_close(weights[: len(before)], before, rtol=1e-3, atol=1e-3)
 
