@@ -41,8 +41,11 @@ async function show() {
     await choosePage(parts)(main, current, parts, query);
   } catch (error) {
     if (current.isClosed) return;
-    if (error.status === 401) showNoAccess();
-    else main.replaceChildren(element("p", { class: "error", role: "alert" }, error.message));
+    if (error.status === 401) {
+      // Streams and repeated requests would be refused, too.
+      current.close();
+      showNoAccess();
+    } else main.replaceChildren(element("p", { class: "error", role: "alert" }, error.message));
   }
   document.documentElement.dataset.ready = "yes";
 }
