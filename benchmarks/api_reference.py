@@ -13,6 +13,7 @@ from palaestra.runs.play.policy_planner import PolicyPlanner
 from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.registry import registered_runners
 from palaestra.runs.service.app import build_api
+from palaestra.runs.service.web.access import WebAccess
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor
 from palaestra.runs.sweeps.controller import SweepController
@@ -114,6 +115,7 @@ TITLES = {
     "trajectories": "Screen episodes of a run",
     "presets": "Presets",
     "tools": "Tools",
+    "web": "Web page",
     "service": "Service",
 }
 METHODS = ("get", "post", "put", "patch", "delete")
@@ -127,7 +129,8 @@ def description() -> dict[str, Any]:
         supervisor = Supervisor(home, registry, registered_runners())
         plays = Plays(home, PolicyPlanner(home, supervisor.planner.get_runner).plan, idle_timeout_s=1.0)
         sweeps, tensorboards = SweepController(home, supervisor), TensorBoards(home)
-        app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, sweeps, asyncio.Event())
+        access = WebAccess("token")
+        app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, sweeps, asyncio.Event(), access)
         registry.close()
         return app.openapi()
 

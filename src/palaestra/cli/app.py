@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, str | Group] = {
             "compare": "palaestra.cli.runs.compare:compare_command",
             "plot": "palaestra.cli.runs.plot:plot_command",
             "diff": "palaestra.cli.runs.diff:diff",
+            "open": "palaestra.cli.runs.web:open_command",
             "export-tensorboard": "palaestra.cli.runs.read:export_tensorboard",
             "tensorboard": "palaestra.cli.runs.manage:tensorboard",
             "videos": "palaestra.cli.runs.read:videos",

@@ -13,6 +13,7 @@ from palaestra.files.home import Home
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.app import build_api
 from palaestra.runs.service.auth import AuthMiddleware
+from palaestra.runs.service.web.access import WebAccess
 from palaestra.telemetry.event import TrainingStep, decode
 
 
@@ -137,7 +138,7 @@ def test_the_command_is_the_newest_attempts_unless_another_is_asked_for(served):
 
 
 def test_a_mistake_of_the_service_is_answered_as_any_refusal_and_logged(tmp_path, caplog):
-    api = build_api(None, RunReader(Home(tmp_path)), None, None, None, None, asyncio.Event())
+    api = build_api(None, RunReader(Home(tmp_path)), None, None, None, None, asyncio.Event(), WebAccess("token"))
 
     @api.get("/broken")
     def broken():

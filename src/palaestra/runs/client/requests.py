@@ -90,6 +90,11 @@ class ServiceRequests:
         if not _is_health(body):
             raise ServiceUnreachable(f"{endpoint.url} answers something else: it is not a run service")
 
+    def create_web_link(self, run_id: str | None = None) -> str:
+        """An address that opens the web page in one browser, once: the table of runs, or one run."""
+        path = self.request("POST", "/web/links", {"run_id": run_id})["path"]
+        return f"{self._endpoint(refresh=False).url}{path}"
+
     def read_bytes(self, path: str, *, timeout_s: float = _QUICK_TIMEOUT_S, **query: Any) -> bytes:
         """The body of a route that returns a file."""
         return self.read_file(path, timeout_s=timeout_s, **query)[0]

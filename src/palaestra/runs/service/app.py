@@ -29,6 +29,8 @@ from palaestra.runs.service.schemas import COMMON_ERRORS, describe_errors
 from palaestra.runs.service.streaming import add_stream_routes
 from palaestra.runs.service.tool_routes import add_tool_routes
 from palaestra.runs.service.trajectory_routes import add_trajectory_routes
+from palaestra.runs.service.web.access import WebAccess
+from palaestra.runs.service.web.routes import add_web_routes
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.supervisor.supervisor import Supervisor
@@ -50,6 +52,7 @@ def build_api(
     plays: Plays,
     sweeps: SweepController,
     closing: asyncio.Event,
+    access: WebAccess,
 ) -> FastAPI:
     """The application without authentication. Streams end when `closing` is set."""
     app = FastAPI(
@@ -74,6 +77,7 @@ def build_api(
     add_artifact_routes(app, reader)
     add_trajectory_routes(app, reader)
     add_play_routes(app, plays, reader.home)
+    add_web_routes(app, reader, access)
     _add_error_handlers(app)
     return app
 

@@ -20,6 +20,7 @@ from palaestra.http.asgi import (
     send_json,
 )
 from palaestra.http.hosts import AllowedHosts
+from palaestra.runs.service.web.access import WebAccess, add_browser_headers, is_public
 
 _log = logging.getLogger(__name__)
 MAX_BODY_BYTES = 1 << 20
@@ -29,8 +30,11 @@ _TOO_LARGE = (413, "too_large", f"the body is larger than {MAX_BODY_BYTES} bytes
 class AuthMiddleware:
     """Passes authorised requests on to `app` and refuses all others."""
 
-    def __init__(self, app: AsgiApp, token: str, hosts: AllowedHosts | None = None) -> None:
+    def __init__(
+        self, app: AsgiApp, token: str, hosts: AllowedHosts | None = None, access: WebAccess | None = None
+    ) -> None:
         self._app, self._token = app, token.encode()
+        self._access = access or WebAccess(token)
         self._hosts = hosts or AllowedHosts("127.0.0.1")
         self._in_flight = 0
         self._last_request = time.monotonic()
@@ -53,6 +57,8 @@ class AuthMiddleware:
         if scope["type"] == "websocket":
             await self._connect(scope, receive, send)
             return
+        if not self._has_token(scope):
+            send = add_browser_headers(scope, send)
         # A health check must not keep an idle service running.
         counted = scope["path"] != "/health"
         self._in_flight += counted
@@ -85,16 +91,17 @@ class AuthMiddleware:
     def _check(self, scope: Scope) -> tuple[int, str, str] | None:
         """Status, code and text of the refusal of a request; None when it is authorised."""
         headers = dict(scope["headers"])
-        if b"origin" in headers:
-            # Our clients send none; browsers always add it to requests of web pages.
-            return 403, "foreign_origin", "web pages are not served."
         host, server = headers.get(b"host", b"localhost").decode("latin-1"), scope.get("server")
+        # Our clients send none. Browsers add it to requests of other pages, and to those of the web page for scripts.
+        if b"origin" in headers and not _is_own_read(scope, headers[b"origin"].decode("latin-1"), host):
+            return 403, "foreign_origin", "requests of other web pages are not answered."
         if not self._hosts.allows(host, server[0] if server else None):
             text = f"the service is not known as {host[:200]!r}. Start it with allowed_hosts=[NAME] to allow a name."
             return 403, "foreign_host", text
         if scope["path"] == "/health":
             return None
-        if not has_token(headers.get(b"authorization", b""), self._token):
+        is_public_read = is_public(scope["path"]) and scope.get("method") in ("GET", "HEAD")
+        if not (is_public_read or self._has_token(scope) or self._access.allows(scope, headers)):
             text = (
                 "the request carries no token, or a wrong one. "
                 "Send Authorization: Bearer and the contents of service/token in the state directory."
@@ -104,6 +111,15 @@ class AuthMiddleware:
         if not length.isdigit() or int(length) > MAX_BODY_BYTES:
             return _TOO_LARGE
         return None
+
+    def _has_token(self, scope: Scope) -> bool:
+        return has_token(dict(scope["headers"]).get(b"authorization", b""), self._token)
+
+
+def _is_own_read(scope: Scope, origin: str, host: str) -> bool:
+    """Whether a request reads on behalf of a page of this service; its `Host` is checked separately."""
+    # A proxy may have added the encryption.
+    return scope.get("method") in ("GET", "HEAD") and origin in (f"http://{host}", f"https://{host}")
 
 
 async def _refuse(send: Send, status: int, code: str, text: str) -> None:

@@ -1,6 +1,8 @@
 """Routes of sweeps, and of comparisons of runs."""
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
+import math
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from fastapi import FastAPI, Path, Query
@@ -8,6 +10,7 @@ from pydantic import Field, StrictBool
 
 from palaestra.runs.analysis.groups import GroupComparison, compare_groups
 from palaestra.runs.comparison import Comparison, compare
+from palaestra.runs.plots.curves import build_curves
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.schemas import (
     CONFLICT,
@@ -15,6 +18,7 @@ from palaestra.runs.service.schemas import (
     NOT_FOUND_OR_CONFLICT,
     RUN_ID,
     RequestBody,
+    ResponseBody,
     RunIdText,
     new_router,
 )
@@ -51,6 +55,32 @@ class ResumeSweepBody(RequestBody):
 
     retry_failed: StrictBool = False
     """Also continue the trials that failed."""
+
+
+class CurveResponse(ResponseBody):
+    """The learning curve of one group. Lists have one value for each step; null where there is none."""
+
+    label: str
+    """`A`, `B`, … as in the comparison."""
+    mean: list[float | None]
+    """Mean over the runs; it ends where the shortest run of the group ends."""
+    low: list[float | None]
+    """Lower end of the 95 % interval of the mean (Student's t); null for fewer than two runs."""
+    high: list[float | None]
+
+
+class CurvesResponse(ResponseBody):
+    """Learning curves of groups of runs on a common grid of steps."""
+
+    metric: str
+    steps: list[int]
+    curves: list[CurveResponse]
+
+
+_ComparedRuns: TypeAlias = Annotated[list[RunIdText] | None, Query(max_length=100)]
+_Where: TypeAlias = Annotated[str, Query(max_length=2000)]
+_ComparedSweep: TypeAlias = Annotated[str, Query(pattern=f"^$|{RUN_ID}", max_length=60)]
+_Metric: TypeAlias = Annotated[str, Query(min_length=1, max_length=200)]
 
 
 def add_sweep_routes(app: FastAPI, sweeps: SweepController) -> None:
@@ -96,10 +126,10 @@ def add_comparison_routes(app: FastAPI, reader: RunReader) -> None:
 
     @router.get("/compare/groups", responses=NOT_FOUND, response_model=GroupComparison)
     def compare_run_groups(
-        run: Annotated[list[RunIdText] | None, Query(max_length=100)] = None,
-        where: Annotated[str, Query(max_length=2000)] = "",
-        sweep: Annotated[str, Query(pattern=f"^$|{RUN_ID}", max_length=60)] = "",
-        metric: Annotated[str, Query(min_length=1, max_length=200)] = "return",
+        run: _ComparedRuns = None,
+        where: _Where = "",
+        sweep: _ComparedSweep = "",
+        metric: _Metric = "return",
         direction: Literal["maximize", "minimize"] = "maximize",
         step: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
         pool_envs: bool = False,
@@ -114,4 +144,33 @@ def add_comparison_routes(app: FastAPI, reader: RunReader) -> None:
             compare_groups(reader, records, metric=metric, direction=direction, step=step, pool_envs=pool_envs)
         )
 
+    @router.get("/compare/curves", responses=NOT_FOUND)
+    def compare_curves(
+        run: _ComparedRuns = None,
+        where: _Where = "",
+        sweep: _ComparedSweep = "",
+        metric: _Metric = "return",
+        direction: Literal["maximize", "minimize"] = "maximize",
+    ) -> CurvesResponse:
+        """The learning curves of the groups of `/compare/groups`, in the same order."""
+        records = select_compared(reader, run or (), where=where, sweep=sweep)
+        curves = build_curves(reader, compare_groups(reader, records, metric=metric, direction=direction))
+        return CurvesResponse(
+            metric=curves.metric,
+            steps=list(curves.steps),
+            curves=[
+                CurveResponse(
+                    label=curve.label,
+                    mean=_replace_nan(curve.mean),
+                    low=_replace_nan(curve.low),
+                    high=_replace_nan(curve.high),
+                )
+                for curve in curves.curves
+            ],
+        )
+
     app.include_router(router)
+
+
+def _replace_nan(values: Sequence[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]

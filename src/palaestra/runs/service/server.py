@@ -38,6 +38,7 @@ from palaestra.runs.reader import RunReader
 from palaestra.runs.runners.registry import add_installed_runners, registered_runners
 from palaestra.runs.service.app import build_api
 from palaestra.runs.service.auth import AuthMiddleware
+from palaestra.runs.service.web.access import WebAccess
 from palaestra.runs.store.lock import ServiceLock
 from palaestra.runs.store.rebuild import open_registry
 from palaestra.runs.supervisor.supervisor import Supervisor
@@ -94,8 +95,9 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
             await sweeps.start()
             # In the background: thousands of directories take seconds, and a resume finds checkpoints without rows.
             cataloguing = asyncio.create_task(_catalogue_checkpoints(catalogue, home, closing))
-            app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, sweeps, closing)
-            auth = AuthMiddleware(app, token, AllowedHosts(config.host, config.allowed_hosts))
+            access = WebAccess(token)
+            app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, sweeps, closing, access)
+            auth = AuthMiddleware(app, token, AllowedHosts(config.host, config.allowed_hosts), access)
             async with serve_in_background(auth, sock, websockets=True) as serving:
                 lock.publish_url(url)
                 identity = ProcessIdentity.of(os.getpid())
