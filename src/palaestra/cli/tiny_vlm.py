@@ -30,7 +30,8 @@ def make(
         str, typer.Option(metavar="MODEL", help="tiny-reader: use the vision tower of this reading model.")
     ] = "",
     steps: Annotated[
-        int | None, typer.Option(metavar="N", help="tiny-reader: training steps of the language model. Default: 6000.")
+        int | None,
+        typer.Option(metavar="N", min=1, help="tiny-reader: training steps of the language model. Default: 6000."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -39,8 +40,12 @@ def make(
     Takes minutes on one core; tiny-reader about an hour.
     """
     _require_transformers()
+    from palaestra.errors import ConfigError
     from palaestra.policy.model_directory import check_output_path
 
+    for option, value in (("--tower", tower or None), ("--steps", steps)):
+        if value is not None and model is not ModelName.READER:
+            raise ConfigError(option, value, "applies to --model tiny-reader only", "Leave it out, or add that option")
     check_output_path(output)  # before minutes of training
     start = time.monotonic()
 

@@ -132,6 +132,16 @@ def test_secrets_are_replaced_and_files_of_secrets_are_not_read(tmp_path, out):
     assert "new.pem: may hold secrets" in record.left_out
 
 
+def test_a_changed_file_of_secrets_is_not_in_the_diff_and_a_module_about_secrets_is(tmp_path, out):
+    root = make_repository(tmp_path / "project", Credentials__json="first\n", my_secret_sampler__py="first\n")
+    (root / "Credentials.json").write_text("correct-horse\n")
+    (root / "my_secret_sampler.py").write_text("draw = 1\n")
+    collect(root, out)
+    diff = (out / "changes.diff").read_text()
+    assert "correct-horse" not in diff
+    assert "+draw = 1" in diff
+
+
 def test_programs_that_a_repository_configures_are_not_started(tmp_path, out):
     root = make_repository(tmp_path / "project", train__py="x = 1\n", __gitattributes="*.py diff=evil\n")
     for key in ("core.fsmonitor", "diff.external", "diff.evil.textconv", "diff.evil.command"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from palaestra.files.run_directory import Attempt
 from palaestra.runs.comparison import find_differences, read_configuration
 from palaestra.runs.reader import RunReader
 from palaestra.runs.reproducibility.bounded_process import run_bounded
-from palaestra.runs.reproducibility.code_record import GIT, CodeRecord, read_kept_file
+from palaestra.runs.reproducibility.code_record import GIT, CodeRecord, git_environment, is_secret, read_kept_file
 from palaestra.runs.reproducibility.environment_record import EnvironmentRecord
 from palaestra.runs.reproducibility.source_recorder import SourceRecord, read_source
 from palaestra.runs.wire import API_SCHEMA, JsonObject
@@ -154,6 +153,8 @@ def _read_text(code: CodeRecord, attempt: Attempt, name: str) -> str | None:
     digest = {**code.files, **code.changed, **code.untracked}.get(name, "")
     if not digest and code.files:
         return ""
+    if is_secret(name):
+        return None
     data = read_kept_file(attempt.source, name)
     if data is None and code.kind == "git" and Path(code.root).is_dir():
         place = digest or f"{code.commit}:{name}"
@@ -161,7 +162,7 @@ def _read_text(code: CodeRecord, attempt: Attempt, name: str) -> str | None:
             (*GIT, "-C", code.root, "cat-file", "blob", place),
             max_bytes=_MAX_TEXT_BYTES,
             timeout_s=_GIT_TIMEOUT_S,
-            environment={**os.environ, "LC_ALL": "C"},
+            environment=git_environment(),
         )
         data = output.data if output is not None and output.is_complete and output.returncode == 0 else None
     if data is None or b"\0" in data:

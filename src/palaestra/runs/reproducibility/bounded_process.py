@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import selectors
+import signal
 import subprocess
 import threading
 import time
@@ -56,8 +58,12 @@ def run_bounded(
                 block = os.read(process.stdout.fileno(), 1 << 16)
                 data += block
                 ended = not block
-        if not ended:
-            process.kill()
-    returncode = process.wait()
+    try:
+        returncode = process.wait(max(0.0, deadline - time.monotonic()) if ended else 0.0)
+    except subprocess.TimeoutExpired:
+        # It has a session of its own: this also ends what it has started.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        returncode, ended = process.wait(), False
     is_complete = ended and len(data) <= max_bytes
     return ProcessOutput(bytes(data[:max_bytes]), is_complete, returncode if ended else None)

@@ -11,6 +11,7 @@ import fnmatch
 import gzip
 import hashlib
 import io
+import math
 import os
 import tarfile
 import tempfile
@@ -183,7 +184,7 @@ class _Collector:
         for entry in entries[:_MAX_LISTED]:
             name, is_new = entry[3:], entry.startswith("??")
             path = top / name
-            if is_new and _is_secret(name):
+            if is_new and is_secret(name):
                 _leave_out(record, name, "may hold secrets")
             elif is_new:
                 record.untracked[name] = self._hash(path, record, name)
@@ -194,7 +195,8 @@ class _Collector:
         if not record.changed or not record.commit:
             return
         words = ("diff", "--no-ext-diff", "--no-textconv", "--no-color", "HEAD", "--", ".")
-        secrets = [f":(exclude,glob)**/{pattern}" for pattern in _SECRET_FILES]
+        # By name, not by pattern: patterns of git distinguish upper and lower case, and know no exceptions.
+        secrets = [f":(exclude,top,literal){name}" for name in record.changed if is_secret(name)]
         diff = self._git(top, *words, *self._exclusion(top), *secrets, max_bytes=_MAX_DIFF_BYTES)
         if diff is None:
             return
@@ -228,7 +230,7 @@ class _Collector:
 
     def _read(self, path: Path, name: str) -> tuple[str, bytes]:
         """Why a file is not kept, else its content with secrets replaced."""
-        if _is_secret(name):
+        if is_secret(name):
             return "may hold secrets", b""
         if self._closing.is_set():
             return "the service was stopped", b""
@@ -280,9 +282,9 @@ class _Collector:
                 if entry.is_dir(follow_symlinks=False):
                     if not is_broad and entry.name[0] != "." and entry.name not in _SKIPPED and path != self._excluded:
                         pending.append(path)
-                elif entry.is_file(follow_symlinks=False) and not _is_secret(entry.name):
+                elif entry.is_file(follow_symlinks=False) and not is_secret(entry.name):
                     is_source = path.suffix in _SOURCE_SUFFIXES or entry.name in _SOURCE_NAMES
-                    if is_source and entry.stat().st_size <= _MAX_FILE_BYTES:
+                    if is_source and _file_size(entry) <= _MAX_FILE_BYTES:
                         count += 1
                         yield str(path.relative_to(root))
 
@@ -297,14 +299,11 @@ class _Collector:
         return "" if output is None or output.returncode != 0 else output.data.decode("utf-8", "replace").strip()
 
     def _git(self, root: Path, *words: str, max_bytes: int = 1 << 16) -> ProcessOutput | None:
-        environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
-        for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
-            environment.pop(name, None)
         return run_bounded(
             (*GIT, "-C", str(root), *words),
             max_bytes=max_bytes,
             timeout_s=_GIT_TIMEOUT_S,
-            environment=environment,
+            environment=git_environment(),
             closing=self._closing,
         )
 
@@ -334,7 +333,24 @@ def _digest(files: dict[str, str]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _is_secret(name: str) -> bool:
+def _file_size(entry: os.DirEntry[str]) -> float:
+    """Infinite for a file that is gone."""
+    try:
+        return entry.stat().st_size
+    except OSError:
+        return math.inf
+
+
+def git_environment() -> dict[str, str]:
+    """Variables for git in a repository that is named on its command line."""
+    environment = {**os.environ, "GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+    for name in ("GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"):
+        environment.pop(name, None)
+    return environment
+
+
+def is_secret(name: str) -> bool:
+    """Whether a file of this name may hold secrets."""
     base = os.path.basename(name).lower()
     return any(fnmatch.fnmatchcase(base, pattern) for pattern in _SECRET_FILES) and not base.endswith(".py")
 

@@ -153,8 +153,11 @@ def _list_packages(python: str, variables: Mapping[str, str], closing: threading
 
 def _packages_changed(python: str) -> float:
     path = Path(shutil.which(python) or python)
-    directories = path.parent.parent.glob("lib/python3*/site-packages")
-    return max((directory.stat().st_mtime for directory in directories), default=0.0)
+    try:
+        directories = list(path.parent.parent.glob("lib/python3*/site-packages"))
+        return max((directory.stat().st_mtime for directory in directories), default=0.0)
+    except OSError:
+        return 0.0
 
 
 @lru_cache(maxsize=1)

@@ -169,11 +169,21 @@ class SweepController:
             if not run.submitted or status in ("live", "succeeded"):
                 continue
             try:
-                await self._supervisor.resume(log.run_id(trial, seed))
+                await self._resume_run(log, trial, seed)
             except (PalaestraError, OSError) as error:
                 _log.info("%s is started anew: %s", log.run_id(trial, seed), error)
                 anew.append(seed)
         await asyncio.to_thread(log.record_reopened, trial, anew, self._clock())
+
+    async def _resume_run(self, log: SweepLog, trial: Trial, seed: int | None) -> None:
+        """Resume a run; foreign code needs no further consent as long as it is the code that was agreed to."""
+        run_id = log.run_id(trial, seed)
+        try:
+            await self._supervisor.resume(run_id)
+        except ConsentRequired as error:
+            if await self._find_consent(log, log.spec.build_run(trial.parameters, seed, log.tag)) is None:
+                raise
+            await self._supervisor.resume(run_id, error.digest)
 
     # The loop
 

@@ -69,12 +69,14 @@ def load_language_model(path: Path) -> tuple[Any, Any]:
     """A causal language model in float32 and its tokenizer, from a directory or a GGUF file."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    if not path.exists():
+        raise ConfigError(PLACE, str(path), "no such file or directory", "Name a directory or a GGUF file")
     source, options = path, {}
     if path.suffix == ".gguf":
         source, options = path.parent, {"gguf_file": path.name}
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(source, **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, **options)
+        tokenizer: Any = AutoTokenizer.from_pretrained(source, local_files_only=True, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32, local_files_only=True, **options)
     except (OSError, ValueError, ImportError) as error:
         reason = f"cannot be loaded ({' '.join(str(error).split())[:200]})"
         remedy = "Name the directory of a causal language model, or a GGUF file (pip install gguf accelerate)"

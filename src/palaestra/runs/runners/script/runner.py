@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from palaestra.errors import ConfigError
+from palaestra.files.checkpoint import digest_file
 from palaestra.redaction import redact_command
 from palaestra.runs.catalogue import EnvironmentInfo
 from palaestra.runs.process.interpreter import choose_python, inherited_variables
@@ -108,9 +109,18 @@ class ScriptRunner:
             sources=(LogFile(), NewEventFiles(str(spec.invoked_from)), ProgramOutput()),
             env_id=str(env_id),
             algorithm=command.name,
+            script_sha256=_hash_script(command, spec),
             has_episodes=False,
             resolved=config,
         )
+
+
+def _hash_script(command: CommandLine, spec: RunSpec) -> str:
+    """The digest of the script; empty for a module or a program without one."""
+    path = Path(spec.invoked_from or ".") / command.script
+    if not command.script or command.is_module or not path.is_file():
+        return ""
+    return digest_file(path).sha256
 
 
 def _read_command(spec: RunSpec) -> CommandLine:

@@ -12,7 +12,6 @@ import hmac
 import secrets
 import time
 from collections.abc import Callable, Mapping
-from http.cookies import CookieError, SimpleCookie
 from typing import TypeAlias
 
 from palaestra.http.asgi import Message, Scope, Send
@@ -74,13 +73,12 @@ class WebAccess:
         # Another port of this host is the same site, so `SameSite` does not cover it. Old browsers send no such header.
         if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
             return False
-        try:
-            cookies = SimpleCookie(headers.get(b"cookie", b"").decode("latin-1"))
-        except CookieError:
+        # Cookies are shared by all ports of a host, and those of other programs may have any form.
+        pairs = (part.strip().partition("=") for part in headers.get(b"cookie", b"").decode("latin-1").split(";"))
+        cookie = next((value for name, _, value in pairs if name == self.cookie_name), "")
+        expires, _, signature = cookie.partition(".")
+        if not expires.isascii() or not expires.isdigit():
             return False
-        if self.cookie_name not in cookies:
-            return False
-        expires, _, signature = cookies[self.cookie_name].value.partition(".")
         if not hmac.compare_digest(signature.encode(), self._sign(expires).encode()):
             return False
         return int(expires) > self._clock()
