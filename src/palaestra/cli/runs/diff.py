@@ -8,18 +8,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from palaestra.cli.runs.read import query
-from palaestra.cli.terminal import JsonOption, RunArgument, format_columns, print_json, sanitize_line, shorten
+from palaestra.cli.terminal import JsonOption, format_columns, print_json, sanitize_line, shorten
 
 if TYPE_CHECKING:
     from palaestra.runs.differences.run_diff import RunDifference
 
 _MAX_LINES = 200
 _MAX_CELL = 60
+_FirstArgument = Annotated[str, typer.Argument(metavar="FIRST", help="Run id or a unique prefix.", show_default=False)]
+_SecondArgument = Annotated[
+    str, typer.Argument(metavar="SECOND", help="The run to compare it with.", show_default=False)
+]
 
 
 def diff(
-    first: RunArgument,
-    second: RunArgument,
+    first: _FirstArgument,
+    second: _SecondArgument,
     whole: Annotated[bool, typer.Option("--all", help=f"Show all lines, not only the first {_MAX_LINES}.")] = False,
     as_json: JsonOption = False,
 ) -> None:
