@@ -77,7 +77,7 @@ def join(
     ] = "tiny-reader",
     as_json: JsonOption = False,
 ) -> None:
-    """Join a pretrained language model to a vision tower, and train it on synthetic pages.
+    """Teach a pretrained language model to read screens.
 
     The model directory can be named in model.name. Needs Chromium; a model of 135 million weights takes half an hour on
     one core.

@@ -14,7 +14,7 @@ from palaestra.cli.terminal import JsonOption, print_json
 def open_command(
     run: Annotated[
         str | None,
-        typer.Argument(metavar="RUN", help="Run id or a unique prefix of it. Default: all runs.", show_default=False),
+        typer.Argument(metavar="RUN", help="Run id or a unique prefix of it.", show_default=False),
     ] = None,
     no_browser: Annotated[bool, typer.Option("--no-browser", help="Print the address only.")] = False,
     as_json: JsonOption = False,
