@@ -197,7 +197,7 @@ def test_a_click_names_its_target_and_an_empty_field_by_the_text_before_it(token
     first, second, *plain = (tokenizer.decode(branch.reply) for branch in example.branches)
     assert first.startswith(f"{NAME}<|button|> Submit\n<tool_call>")
     assert "[255, 335]" in first
-    assert f"{NAME} Name:<|field|>\n<tool_call>" in second or second.count("<|field|>") == 1
+    assert second.startswith(f"{NAME} Name:<|field|>\n<tool_call>")
     assert len(plain) == 3, "the text that is nowhere is left out, and three plain goals are added"
 
 
@@ -236,7 +236,7 @@ def test_50_steps_on_one_page_learn_its_replies_and_leave_the_words_as_they_were
     path, manifest, lines, before = trained
     assert len(lines) == 3
     assert manifest["figures"]["acting"]["loss"] < 4, "a uniform guess over 570 tokens is 6.3"
-    assert manifest["figures"]["acting"]["action"] > 0.7
+    assert manifest["figures"]["acting"]["action"] > 0.6, "a running mean"
     weights = VLMPolicy.from_config(ModelConfig(name=str(path))).loaded.model.get_input_embeddings().weight
     torch.testing.assert_close(weights[: len(before)], before, rtol=1e-3, atol=1e-3)
 
