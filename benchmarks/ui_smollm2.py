@@ -39,11 +39,14 @@ EPISODES, HELD_OUT = 60, 300_000
 OWN = "the page's own"
 WORDINGS: dict[str, dict[str, str]] = {
     "other words": {
-        "miniwob/click-link": "Could you open the page that {1} refers to, please?",
-        "miniwob/click-collapsible-2": "Somewhere in these folded parts hides {1}. Unfold them, and open it for me.",
+        "miniwob/click-widget": "Could you hit any of the {1} controls here, please?",
+        "miniwob/click-test-2": "There are two of them. Would you hit the one that says ONE, please?",
     },
 }
-"""Other wordings by task; numbers stand for the quoted parts of the page's own instruction."""
+"""Other wordings by task; numbers stand for the quoted parts of the page's own instruction.
+
+Instructions whose values are not quoted, as those of click-option, cannot be reworded.
+"""
 
 
 def build_config(model: Path | str) -> dict:
@@ -53,12 +56,13 @@ def build_config(model: Path | str) -> dict:
 
 
 def set_wording(config: ScreenRunConfig, wording: str) -> ScreenRunConfig:
-    """The configuration with its tasks in another wording."""
+    """The configuration with its tasks in another wording; tasks that do not have it are left out."""
+    if wording == OWN:
+        return config
     tasks = tuple(
-        task
-        if wording == OWN
-        else task.model_copy(update={"params": {**task.params, "instruction": WORDINGS[wording][task.task]}})
+        task.model_copy(update={"params": {**task.params, "instruction": WORDINGS[wording][task.task]}})
         for task in config.tasks
+        if task.task in WORDINGS[wording]
     )
     return config.model_copy(update={"tasks": tasks})
 
@@ -106,6 +110,8 @@ def draw_table(outcomes: dict[str, dict[str, dict[str, str]]]) -> str:
     tasks = list(outcomes[names[0]][OWN])
     for task in tasks:
         for wording in (OWN, *WORDINGS):
+            if wording != OWN and task not in WORDINGS[wording]:
+                continue
             played = {name: outcomes[name].get(wording, {}).get(task, "") for name in names}
             shares = [format_share((one.count("1"), len(one.replace("-", "")))) for one in played.values()]
             before, after = played.get("before", ""), played.get("after", "")

@@ -197,7 +197,7 @@ def test_a_click_names_its_target_and_an_empty_field_by_the_text_before_it(token
     first, second, *plain = (tokenizer.decode(branch.reply) for branch in example.branches)
     assert first.startswith(f"{NAME}<|button|> Submit\n<tool_call>")
     assert "[255, 335]" in first
-    assert f"{NAME} Name:<|field|>\n<tool_call>" in second or second.count("<|field|>") == 1
+    assert second.startswith(f"{NAME} Name:<|field|>\n<tool_call>")
     assert len(plain) == 3, "the text that is nowhere is left out, and three plain goals are added"
 
 
