@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 import time
 from contextlib import ExitStack
@@ -181,7 +182,9 @@ def _play_episodes(
     from palaestra.experience.trajectory_archive import TrajectoryArchive
     from palaestra.train.held_out import play_held_out
 
-    directory = path.parent.parent / "evaluations" / f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}" / "trajectories"
+    # Two evaluations of one checkpoint may begin in the same second.
+    name = f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    directory = path.parent.parent / "evaluations" / name / "trajectories"
     archive, done = TrajectoryArchive(directory), 0
 
     def record(trajectory: Trajectory) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import sys
+import threading
 
 from tests.runs.attempts import wait_until
 from tests.runs.supervisors import echo, run_and_close_supervisor, run_supervisor, wait_for_end
@@ -10,6 +11,7 @@ from tests.runs.supervisors import echo, run_and_close_supervisor, run_superviso
 from palaestra.redaction import Redactor
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
+from palaestra.runs.reproducibility import source_recorder
 from palaestra.runs.reproducibility.environment_record import collect_environment, find_python
 from palaestra.runs.reproducibility.source_recorder import SourceRecorder, read_source
 from palaestra.runs.store.rebuild import read_run
@@ -59,6 +61,50 @@ def test_a_record_that_a_killed_service_did_not_write_is_written_by_the_next(hom
     run_id = asyncio.run(first())
     assert not home.run(run_id).attempt(1).source.exists()
     assert asyncio.run(second(run_id)).code_version
+
+
+def test_an_edit_before_the_versions_are_known_is_kept(home, tmp_path, monkeypatch):
+    go = threading.Event()
+    collect = source_recorder.collect_code
+    monkeypatch.setattr(source_recorder, "collect_code", lambda *a, **k: go.wait(30) and collect(*a, **k))
+    root = make_repository(tmp_path / "project", train__py="x = 1\n")
+
+    async def body():
+        async with run_supervisor(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=3, invoked_from=root))).run_id
+            await wait_for_end(supervisor, run_id)
+            await wait_until(lambda: supervisor.idle, "the end of the run")
+            await supervisor.edit(run_id, {"name": "baseline", "tags": ("a",)})
+            go.set()
+            await wait_until(lambda: supervisor.get_run(run_id).code_version, "its version")
+            return supervisor.get_run(run_id)
+
+    record = asyncio.run(body())
+    assert (record.name, record.tags, record.phase) == ("baseline", ("a",), "succeeded")
+
+
+def test_versions_that_arrive_after_a_run_was_deleted_do_not_bring_it_back(home, tmp_path, monkeypatch):
+    go, written = threading.Event(), threading.Event()
+    record_source = source_recorder.record_source
+
+    def wait_and_record(*arguments):
+        record = record_source(*arguments)
+        written.set()
+        return go.wait(30) and record
+
+    monkeypatch.setattr(source_recorder, "record_source", wait_and_record)
+
+    async def body():
+        async with run_supervisor(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=3))).run_id
+            await wait_for_end(supervisor, run_id)
+            await wait_until(written.is_set, "the record")
+            await supervisor.delete(run_id)
+            go.set()
+            await supervisor._write_versions(run_id, {"code_version": "late"})
+            return supervisor._registry.get(run_id)
+
+    assert asyncio.run(body()) is None
 
 
 def test_a_recorder_that_fails_does_not_disturb_the_run(home, tmp_path, monkeypatch, caplog):

@@ -11,13 +11,14 @@ import logging
 import os
 import queue
 import threading
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple, Protocol, Unpack
+from typing import Any, NamedTuple
 
 import palaestra
 from palaestra.files.atomic import read_json, write_json
-from palaestra.files.run_directory import Attempt, RunDirectory
+from palaestra.files.run_directory import Attempt
 from palaestra.redaction import Redactor
 from palaestra.runs.record import RunChanges
 from palaestra.runs.reproducibility.code_record import CodeRecord, code_from_json, collect_code
@@ -47,23 +48,8 @@ class SourceRecord(NamedTuple):
         return {"code_version": self.code.version, "environment_digest": self.environment.digest}
 
 
-class RunState(Protocol):
-    """The state of a run, in which the versions are noted."""
-
-    @property
-    def run_id(self) -> str:
-        """Its id."""
-
-    @property
-    def paths(self) -> RunDirectory:
-        """Its directory."""
-
-    async def update(self, **columns: Unpack[RunChanges]) -> None:
-        """Change columns of its row."""
-
-
 class _Request(NamedTuple):
-    state: RunState
+    run_id: str
     attempt: Attempt
     spec: RunSpec
     loop: asyncio.AbstractEventLoop
@@ -72,19 +58,21 @@ class _Request(NamedTuple):
 class SourceRecorder:
     """Records attempts one after the other in a thread of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, write: Callable[[str, RunChanges], Coroutine[Any, Any, None]]) -> None:
+        """`write` changes columns of the row of a run, in the event loop that asked for the record."""
+        self._write = write
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def add(self, state: RunState, attempt: Attempt, spec: RunSpec) -> None:
+    def add(self, run_id: str, attempt: Attempt, spec: RunSpec) -> None:
         """Record an attempt soon, unless it is recorded. Call from the event loop."""
         if (attempt.source / "code.json").exists() or self._closing.is_set():
             return
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="palaestra-source", daemon=True)
             self._thread.start()
-        self._requests.put(_Request(state, attempt, spec, asyncio.get_running_loop()))
+        self._requests.put(_Request(run_id, attempt, spec, asyncio.get_running_loop()))
 
     def close(self) -> None:
         """Stop after the current step. What is not recorded is recorded by the next service."""
@@ -104,13 +92,13 @@ class SourceRecorder:
                 return
             try:
                 record = record_source(request.attempt, request.spec, self._closing)
-                if record is not None and request.state.paths.path.is_dir():
-                    work = request.state.update(**record.columns())
+                if record is not None:
+                    work = self._write(request.run_id, record.columns())
                     asyncio.run_coroutine_threadsafe(work, request.loop)
             except RuntimeError:
                 return  # the loop is closed
             except Exception:  # noqa: BLE001 - a record is never worth a run
-                _log.warning("%s: its code could not be recorded", request.state.run_id, exc_info=True)
+                _log.warning("%s: its code could not be recorded", request.run_id, exc_info=True)
 
 
 def record_source(attempt: Attempt, spec: RunSpec, closing: threading.Event | None = None) -> SourceRecord | None:

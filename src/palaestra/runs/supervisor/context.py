@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from palaestra.files.home import Home
@@ -60,9 +60,9 @@ class SupervisorContext:
     clock: Callable[[], float]
     on_run_ended: Callable[[str], None]
     """Called with the run id when the slot of a run is free."""
+    source_recorder: SourceRecorder
     on_unreachable: Callable[[str, str], None] = lambda _machine, _reason: None
     """Called with a machine that does not answer, and why: runs for it wait."""
-    source_recorder: SourceRecorder = field(default_factory=SourceRecorder)
 
     def close(self) -> None:
         """Stop ingestion and recording. Blocks."""

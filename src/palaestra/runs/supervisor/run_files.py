@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+from collections.abc import Container
 from dataclasses import dataclass, field, replace
 
 from palaestra.errors import ConfigError, LaunchRefused
@@ -22,6 +23,7 @@ from palaestra.runs.runner import AttemptPaths, LaunchPlan
 from palaestra.runs.spec import RunSpec, find_text_fault, find_value_fault
 from palaestra.runs.state.attempt_files import AttemptPlan
 from palaestra.runs.state.event_log import RunEventLog, current_phase, read_edits
+from palaestra.runs.state.unsupervised import may_have_changed, read_unsupervised
 from palaestra.runs.store.rebuild import read_archived_run, read_config_digest, read_run
 from palaestra.runs.store.registry import Registry
 from palaestra.runs.wire import JsonObject, upgrade_names
@@ -204,3 +206,19 @@ def _read_current(run: RunDirectory, row: RunRecord | None) -> tuple[RunRecord |
     # A damaged log may end with the previous attempt while the next one is running.
     is_live = not phase.has_ended or (log.corrupt_lines > 0 and find_unrecorded_attempt(run, events) is not None)
     return row, is_live
+
+
+def update_unsupervised(home: Home, registry: Registry, supervised: Container[str]) -> None:
+    """Bring the rows of runs that were started without the service up to date."""
+    for path in home.runs.iterdir():
+        if path.name.startswith(".") or path.name in supervised:
+            continue
+        row = registry.get(path.name)
+        if row is not None and not may_have_changed(row, home.run(path.name)):
+            continue
+        try:
+            current = read_unsupervised(home.run(path.name))
+        except OSError:
+            continue  # not a directory, or not readable
+        if current is not None and current != row:
+            registry.put(current)

@@ -302,7 +302,7 @@ class SupervisedRun:
         context, spec, record = self._context, self.spec, self.state.record
         await self.state.update(watchdog=process.watchdog, trainer=process.trainer)
         await self._start_ingestion(process.attempt, plan)
-        context.source_recorder.add(self.state, process.attempt, spec)
+        context.source_recorder.add(self.state.run_id, process.attempt, spec)
         drift = await asyncio.to_thread(
             find_script_change, context.home, context.registry, record.agent_id, record.run_id, plan.script_sha256
         )

@@ -32,6 +32,7 @@ from palaestra.runs.process.attempt_process import check_no_trainer, next_attemp
 from palaestra.runs.process.resource_usage import detect_gpus
 from palaestra.runs.record import HERE, RunChanges, RunEdit, RunEvent, RunRecord
 from palaestra.runs.remote.machines import Machines
+from palaestra.runs.reproducibility.source_recorder import SourceRecorder
 from palaestra.runs.runner import Runner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.state.event_log import RunEventLog
@@ -67,6 +68,7 @@ from palaestra.runs.supervisor.run_files import (
     initial_record,
     plan_facts,
     remove_unfinished,
+    update_unsupervised,
 )
 from palaestra.runs.supervisor.state_writer import EventBus, RunStateWriter
 from palaestra.runs.supervisor.supervised_run import SupervisedRun
@@ -75,6 +77,7 @@ from palaestra.telemetry.event import Record
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _EDIT_TIMEOUT_S = 5.0
+_RESERVED_POLL_S = 0.05
 _MAX_LISTED = 200
 """Queued runs in a `QueueStatus`."""
 
@@ -148,6 +151,7 @@ class Supervisor:
             clock=self._clock,
             on_run_ended=self._remove_run,
             on_unreachable=self._wait_for_machine,
+            source_recorder=SourceRecorder(self._write_versions),
         )
         self._home.runs.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(remove_unfinished, self._home)
@@ -273,6 +277,16 @@ class Supervisor:
                 reason = "is archived" if record.archived else "its directory is gone"
                 raise ConfigError("run", run_id, reason, f"palaestra runs restore {run_id}")
             return await RunStateWriter(self._home, self._registry, record, self._clock, self._bus).edit(changes)
+
+    async def _write_versions(self, run_id: str, columns: RunChanges) -> None:
+        """Note what ran in the row of a run that may have ended, been edited or been resumed since it was launched."""
+        while run_id in self._reserved:
+            await asyncio.sleep(_RESERVED_POLL_S)
+        if (run := self._runs.get(run_id)) is not None:
+            await run.state.update(**columns)
+        elif (record := self._registry.get(run_id)) is not None and not record.archived:
+            # Read and written without a pause, so that no edit falls in between.
+            self._registry.put(replace(record, **columns))
 
     async def drain(self, on: bool) -> None:
         """Stop or start launching new runs; the next service keeps this setting."""
@@ -429,7 +443,7 @@ class Supervisor:
                 if self.planner.waits_for_machines:
                     self._launch_queued()
                 await asyncio.to_thread(self._check_registry)
-                await asyncio.to_thread(self._scan_unsupervised)
+                await asyncio.to_thread(update_unsupervised, self._home, self._registry, self._runs.keys())
             except Exception:  # noqa: BLE001 - the next scan tries again
                 _log.exception("the run directories could not be scanned")
 
@@ -443,20 +457,6 @@ class Supervisor:
         self._registry.put_many([run.state.record for run in list(self._runs.values())])
         if self._catalogue is not None:
             self._catalogue.add_missing(self._home)
-
-    def _scan_unsupervised(self) -> None:
-        for path in self._home.runs.iterdir():
-            if path.name.startswith(".") or path.name in self._runs:
-                continue
-            row = self._registry.get(path.name)
-            if row is not None and not may_have_changed(row, self._home.run(path.name)):
-                continue
-            try:
-                current = read_unsupervised(self._home.run(path.name))
-            except OSError:
-                continue  # not a directory, or not readable
-            if current is not None and current != row:
-                self._registry.put(current)
 
     # Changes of runs that have ended
 
