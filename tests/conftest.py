@@ -8,13 +8,22 @@ SLOW_TEST_TIMEOUT_S = 3600
 
 
 def pytest_configure():
-    """Handle SIGINT even when this process inherited it as ignored.
+    """Handle SIGINT even when this process inherited it as ignored or blocked.
 
     A background job of a non-interactive shell ignores SIGINT, and so does every process it starts. A test that
     interrupts a process of its own would then wait for ever.
     """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    """Unblock the signals that a test left blocked; the processes of all later tests would not see them."""
+    blocked = signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if blocked:
+        item.warn(pytest.PytestWarning(f"left signals blocked: {sorted(map(int, blocked))}"))
 
 
 def pytest_collection_modifyitems(items):

@@ -72,7 +72,7 @@ def largest_difference(one, other):
 def test_two_processes_compute_what_one_computes(tmp_path):
     # One launch for all checks: loading torch three times takes longer than most of them.
     code, out, err = finish(launch("tests.train.torchrun_checks", tmp_path / "found.json", home=tmp_path))
-    assert code == 0, out + err[-3000:]
+    assert code == 0, out + err.partition("Extension modules:")[0][-5000:]
     found = json.loads((tmp_path / "found.json").read_text())
     assert list(found) == NAMES
     faults = {name: fault for name, fault in found.items() if fault}
