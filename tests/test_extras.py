@@ -71,7 +71,7 @@ def test_a_submodule_belongs_to_the_extra_of_its_package():
     (["train", "click_target"], "vlm,ui"),
     (["sessions", "try", "miniwob/click-button"], "ui"),
     (["gateway"], "ui"),
-], ids=" ".join)  # fmt: skip
+], ids=lambda value: value if isinstance(value, str) else " ".join(value))  # fmt: skip
 def test_a_bare_install_answers_in_one_line_without_a_traceback(bare, words, extras):
     done = bare(*words)
     assert (done.returncode, done.stdout) == (2, "")
