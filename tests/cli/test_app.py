@@ -62,7 +62,7 @@ main()
 def test_the_command_alone_shows_how_to_start(palaestra):
     result = palaestra()
     assert (result.code, result.out) == (2, "")
-    for command in ("train configs/ppo/cartpole.yaml", "train configs/ui/click_target.yaml", "runs start configs/ppo/"):
+    for command in ("train cartpole", "train click_target", "runs start -- python train.py"):
         assert f"palaestra {command}" in result.err
 
 

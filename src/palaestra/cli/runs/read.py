@@ -71,7 +71,7 @@ def list_runs(
         return
     if not records:
         filtered = phases or runner or env or tag or agent or words or archived or where
-        print("No matching run." if filtered else "No runs yet. Try: palaestra runs start configs/ppo/cartpole.yaml")
+        print("No matching run." if filtered else "No runs yet. Try: palaestra runs start cartpole")
         return
     from palaestra.cli.runs.table import format_runs
 

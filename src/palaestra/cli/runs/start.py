@@ -29,7 +29,11 @@ _UNREPORTED_EVENTS = ("note", "first_sign", "adopted")
 
 _ConfigArgument = Annotated[
     str | None,
-    typer.Argument(metavar="CONFIG", help="YAML or JSON configuration file of the runner.", show_default=False),
+    typer.Argument(
+        metavar="CONFIG",
+        help="Packaged name (palaestra train --list), environment id, or file of the runner.",
+        show_default=False,
+    ),
 ]
 _OverridesArgument = Annotated[
     list[str] | None,

@@ -41,7 +41,7 @@ def list_command(as_json: JsonOption = False) -> None:
         print_json(records)
         return
     if not records:
-        print("No sweeps yet. Try: palaestra runs start configs/ppo/cartpole.yaml --seeds 1..3")
+        print("No sweeps yet. Try: palaestra runs start cartpole --seeds 1..3")
         return
     titles = ("SWEEP", "STATE", "SAMPLER", "TRIALS", "RUNS", "BEST", "CREATED")
     rows = [
