@@ -15,7 +15,6 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -164,11 +163,10 @@ def localize_commands(text: str) -> str:
     return text if program == "palaestra" else _OWN_COMMAND.sub(lambda _: program, text)
 
 
-@cache
 def _program_name() -> str:
     """`palaestra` if the shell finds it; else the path as it was typed, or `python -m palaestra`."""
     called = Path(sys.argv[0])
-    if called.name == "__main__.py":
+    if called.name == "__main__.py" and called.parent.name == "palaestra":
         python = sys.executable
         if shutil.which(Path(python).name) == python:
             python = Path(python).name
@@ -325,10 +323,16 @@ def _option_value(options: Sequence[str], words: Sequence[str]) -> str | None:
     return None
 
 
+def _words_to_complete() -> list[str]:
+    """The words of the command line that a shell asks to complete; it passes them in variables."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    return line.split()[1:] if "_PALAESTRA_COMPLETE" in os.environ else []
+
+
 def main() -> None:
     """Run the command, and turn errors into one message and an exit code."""
     _prepare_output()
-    words = sys.argv[1:]
+    words = _words_to_complete() or sys.argv[1:]
     try:
         code = build_app(words)(prog_name="palaestra", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)

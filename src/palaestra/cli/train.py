@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from palaestra.cli.app import localize_commands
-from palaestra.cli.terminal import JsonOption, format_columns, print_json, sanitize_line
+from palaestra.cli.terminal import JsonOption, complete_config, format_columns, print_json, sanitize_line
 from palaestra.errors import ConfigError
 from palaestra.extras import require_extras
 from palaestra.files.home import Home
@@ -27,6 +27,7 @@ def train_command(
             metavar="CONFIG",
             help="Packaged name (see --list), environment id, or YAML or JSON file. Optional with --resume.",
             show_default=False,
+            autocompletion=complete_config,
         ),
     ] = None,
     overrides: Annotated[
