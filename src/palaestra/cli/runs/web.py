@@ -22,7 +22,7 @@ def open_command(
     """Open the web page of the run service.
 
     Prints an address that works once, within ten minutes, and gives one browser access for reading. With a display, a
-    browser is opened. On a server, forward the port: ssh -L 8710:127.0.0.1:8710 HOST.
+    browser is opened. On a server, forward the port of the address: ssh -L PORT:127.0.0.1:PORT HOST.
     """
     from palaestra.cli.runs.manage import connect_service
 

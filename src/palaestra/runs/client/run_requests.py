@@ -24,6 +24,7 @@ from palaestra.telemetry.event import Record, decode
 if TYPE_CHECKING:
     from palaestra.runs.archive.retention import RetentionAction
     from palaestra.runs.comparison import Comparison
+    from palaestra.runs.differences.run_diff import RunDifference
 
 _FIRST_POLL_S, _MAX_POLL_S = 0.02, 0.5
 
@@ -131,6 +132,12 @@ class RunRequests(ServiceRequests):
         from palaestra.runs.comparison import Comparison
 
         return from_json(Comparison, self.request("GET", "/compare", run=list(run_ids)))
+
+    def diff_runs(self, first: str, second: str) -> RunDifference:
+        """How the second run differs from the first in configuration, code, packages, machine and variables."""
+        from palaestra.runs.differences.run_diff import RunDifference
+
+        return from_json(RunDifference, self.request("GET", "/diff", run=[first, second]))
 
     def archive_run(self, run_id: str) -> RunRecord:
         """Pack a run that has ended."""
