@@ -76,16 +76,22 @@ def edit(
     notes: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Notes about the run; empty removes them, - reads stdin.")
     ] = None,
+    favorite: Annotated[
+        bool | None,
+        typer.Option("--favorite/--no-favorite", help="Mark the run, so that no retention policy removes it."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the title, tags and notes of a run."""
+    """Change the title, tags and notes of a run, or mark it as a favorite."""
     if no_tags and tags:
         raise ConfigError("--no-tags", True, "contradicts --tag", "Use one of them")
-    if name is None and notes is None and not tags and not no_tags:
-        raise ConfigError("runs edit", run, "nothing to change is given", "Add --name, --tag, --no-tags or --notes")
+    if name is None and notes is None and favorite is None and not tags and not no_tags:
+        remedy = "Add --name, --tag, --no-tags, --notes or --favorite"
+        raise ConfigError("runs edit", run, "nothing to change is given", remedy)
     (run_id,) = resolve_runs([run])
     text = sys.stdin.read() if notes == "-" else notes
-    changed = connect_service().update_run(run_id, name=name, tags=[] if no_tags else tags or None, notes=text)
+    new_tags = [] if no_tags else tags or None
+    changed = connect_service().update_run(run_id, name=name, tags=new_tags, notes=text, favorite=favorite)
     if as_json:
         print_json(changed)
     else:

@@ -18,7 +18,10 @@ _GB = 1 << 30
 
 
 class RetentionPolicy(Section):
-    """How long runs are kept. By default everything is kept; runs that have not ended are always kept."""
+    """How long runs are kept. By default everything is kept.
+
+    Runs that have not ended and favorites are always kept, with all of their files.
+    """
 
     archive_after_days: float | None = Field(default=None, ge=0)
     """Archive a run this many days after it ended; it can be restored."""

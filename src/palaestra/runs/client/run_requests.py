@@ -106,9 +106,10 @@ class RunRequests(ServiceRequests):
         name: str | None = None,
         tags: Sequence[str] | None = None,
         notes: str | None = None,
+        favorite: bool | None = None,
     ) -> RunRecord:
-        """Change the title, tags and notes of a run, in any phase; None leaves a field as it is."""
-        body = {"name": name, "tags": None if tags is None else list(tags), "notes": notes}
+        """Change the title, tags and notes of a run, or mark it as a favorite; None leaves a field as it is."""
+        body = {"name": name, "tags": None if tags is None else list(tags), "notes": notes, "favorite": favorite}
         return from_json(RunRecord, self.request("PATCH", f"/runs/{quote(run_id)}", body))
 
     def run_events(self, run_id: str) -> list[RunEvent]:

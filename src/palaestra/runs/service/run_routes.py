@@ -101,6 +101,8 @@ class EditBody(RequestBody):
     """All tags, which replace the current ones."""
     notes: Annotated[str | None, Field(max_length=20_000), AfterValidator(_check_notes)] = None
     """A text of any number of lines; empty removes it."""
+    favorite: StrictBool | None = None
+    """Whether the retention policy leaves the run alone."""
 
     def to_changes(self) -> RunEdit:
         """The fields that change. `ConfigError` if there are none, or if one holds a secret, which would be stored."""
@@ -111,8 +113,10 @@ class EditBody(RequestBody):
             changes["tags"] = tuple(dict.fromkeys(self.tags))
         if self.notes is not None:
             changes["notes"] = self.notes
+        if self.favorite is not None:
+            changes["favorite"] = self.favorite
         if not changes:
-            raise ConfigError("body", {}, "changes nothing", "Send name, tags or notes")
+            raise ConfigError("body", {}, "changes nothing", "Send name, tags, notes or favorite")
         for place, value in changes.items():
             if redact_secrets(value) != value:
                 raise ConfigError(place, value, "holds a password or token and would be stored", "Leave it out")
