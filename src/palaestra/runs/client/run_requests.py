@@ -23,6 +23,7 @@ from palaestra.telemetry.event import Record, decode
 
 if TYPE_CHECKING:
     from palaestra.runs.archive.retention import RetentionAction
+    from palaestra.runs.archive.schedule import RetentionReport
     from palaestra.runs.comparison import Comparison
     from palaestra.runs.differences.run_diff import RunDifference
 
@@ -157,6 +158,12 @@ class RunRequests(ServiceRequests):
         from palaestra.runs.archive.retention import RetentionAction
 
         return [from_json(RetentionAction, row) for row in self.request("POST", "/gc", {"dry_run": dry_run})]
+
+    def retention_report(self) -> RetentionReport:
+        """When the retention policy is applied automatically, and what it did the last time."""
+        from palaestra.runs.archive.schedule import RetentionReport
+
+        return from_json(RetentionReport, self.request("GET", "/gc"))
 
     def drain(self, on: bool) -> bool:
         """Stop or continue starting queued runs; returns whether the service drains."""
