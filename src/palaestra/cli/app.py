@@ -75,6 +75,7 @@ COMMANDS: Mapping[str, str | Group] = {
             "delete": "palaestra.cli.runs.manage:delete",
             "gc": "palaestra.cli.runs.manage:gc",
             "drain": "palaestra.cli.runs.manage:drain",
+            "webhooks": "palaestra.cli.runs.web:webhooks_command",
         },
     ),
     "sweeps": Group(

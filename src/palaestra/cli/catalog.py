@@ -61,8 +61,8 @@ def _print_environments(name: str, contains: str, as_json: bool) -> None:
     from palaestra.runs.runners.catalogues import environments_of
     from palaestra.runs.runners.registry import get_runner
 
-    found = environments_of(get_runner(name), *_catalogue_arguments(name))
-    entries = [info for info in found if contains.lower() in info.env_id.lower()]
+    environments = environments_of(get_runner(name), *_catalogue_arguments(name))
+    entries = [info for info in environments if contains.lower() in info.env_id.lower()]
     if as_json:
         print_json(entries)
         return

@@ -60,11 +60,11 @@ def show_command(dataset: DatasetArgument, as_json: JsonOption = False) -> None:
     """Verify a dataset and show its metadata."""
     from palaestra.experience.datasets import find_dataset
 
-    found = find_dataset(dataset, Home.default().datasets, mark_used=False)
+    match = find_dataset(dataset, Home.default().datasets, mark_used=False)
     if as_json:
-        print_json(describe_dataset(found))
+        print_json(describe_dataset(match))
         return
-    print("\n".join(format_columns([(title, text) for title, text in _get_fields(found) if text])))
+    print("\n".join(format_columns([(title, text) for title, text in _get_fields(match) if text])))
 
 
 def verify_command(
