@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from palaestra.errors import ConfigError
+from palaestra.extras import UI_AGENTS, require_extras
 
 if TYPE_CHECKING:
     from palaestra.evaluation import ScreenComparison, ScreenEvaluation
@@ -58,6 +59,7 @@ def evaluate_on_screens(
     A comparison also writes a picture of one episode of both, beside the page. `names` are display names, by default
     the paths. `device` runs the model; None: the device it was trained on.
     """
+    require_extras("UI agents", "vlm", "ui", only=UI_AGENTS)
     from palaestra.evaluation import ScreenComparison, comparison_page, evaluation_page, write_page
     from palaestra.evaluation.before_after import PICTURE_NAME, write_picture
     from palaestra.sessions.clients.provider import find_sessions
