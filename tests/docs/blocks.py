@@ -18,7 +18,7 @@ PAGES = [
 ]
 
 _BLOCK = re.compile(r"^(?P<indent> *)```(?P<language>\w*)(?P<info>[^\n]*)\n(?P<code>.*?)^(?P=indent)```$", re.M | re.S)
-_MARK = re.compile(r"<!-- (not run|runs after): ([^>]+?) -->\s*\Z")
+_MARK = re.compile(r"<!-- not run: ([^>]+?) -->\s*\Z")
 
 
 @dataclass(frozen=True)
@@ -34,8 +34,6 @@ class Block:
     code: str
     not_run: str
     """Why it is not checked; empty otherwise."""
-    setup: str
-    """Statements that a block of Python needs before it, from the comment `<!-- runs after: … -->`."""
 
     @property
     def name(self) -> str:
@@ -58,8 +56,7 @@ def read_blocks(page: Path) -> list[Block]:
                 title[1] if title else "",
                 int(code[1]) if code else 0,
                 re.sub(rf"^{indent}", "", match["code"], flags=re.M),
-                mark[2] if mark and mark[1] == "not run" else "",
-                mark[2] if mark and mark[1] == "runs after" else "",
+                mark[1] if mark else "",
             )
         )
     return blocks
