@@ -73,7 +73,6 @@ def eval_command(
         if number < 1:
             raise ConfigError(option, number, "must be at least 1")
 
-    from palaestra.train import evaluate_checkpoint
     from palaestra.train.config import MAX_SEED
 
     if seed is not None and not 0 <= seed <= MAX_SEED:
@@ -96,9 +95,7 @@ def eval_command(
         return
     if tasks or samples > 1:
         raise ConfigError("--tasks", tasks, "is only for UI agents", "Leave it out")
-    evaluate = partial(
-        evaluate_checkpoint, episodes=episodes, seed=seed, deterministic=not sample, device=device or "auto"
-    )
+    evaluate = partial(_evaluate, episodes=episodes, seed=seed, deterministic=not sample, device=device or "auto")
     evaluation = evaluate(path)
     document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json(), **_score_facts(path, evaluation)}
     if other is not None:
@@ -117,6 +114,19 @@ def eval_command(
         print_json(document)
         return
     _print_evaluation(document, run, against, video)
+
+
+def _evaluate(path: Path, *, episodes: int, **options: Any) -> Evaluation:
+    """Evaluate a checkpoint, with a progress bar on a terminal."""
+    from palaestra.cli.datasets.progress import show_progress
+    from palaestra.train import evaluate_checkpoint
+
+    with show_progress(f"Evaluating {path.name}", "episodes", only_on_terminal=True) as update:
+
+        def report(finished: int) -> None:
+            update(finished, episodes)
+
+        return evaluate_checkpoint(path, episodes=episodes, on_finished=report, **options)
 
 
 def _score_facts(path: Path, evaluation: Evaluation) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -178,6 +177,7 @@ def _play_episodes(
     samples: int,
 ) -> tuple[ScreenEvaluation, Path]:
     """Play held-out episodes; returns the evaluation and the directory of the recorded episodes."""
+    from palaestra.cli.datasets.progress import show_progress
     from palaestra.evaluation import ScreenEvaluation
     from palaestra.experience.trajectory_archive import TrajectoryArchive
     from palaestra.train.held_out import play_held_out
@@ -187,18 +187,17 @@ def _play_episodes(
     directory = path.parent.parent / "evaluations" / name / "trajectories"
     archive, done = TrajectoryArchive(directory), 0
 
-    def record(trajectory: Trajectory) -> None:
-        nonlocal done
-        archive.append(trajectory)
-        done += 1
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{path.name}: {done} of {episodes * samples} episodes")
+    with show_progress(f"Evaluating {path.name}", "episodes", only_on_terminal=True) as update:
 
-    played = play_held_out(
-        config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, on_finished=record
-    )
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
+        def record(trajectory: Trajectory) -> None:
+            nonlocal done
+            archive.append(trajectory)
+            done += 1
+            update(done, episodes * samples)
+
+        played = play_held_out(
+            config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, on_finished=record
+        )
     return ScreenEvaluation.from_episodes(played), directory
 
 
