@@ -142,8 +142,14 @@ def parse_words(config_file: str | None, overrides: Sequence[str]) -> tuple[list
     return [*first, *plain], grid
 
 
-def build_sweep(base: RunSpec, grid: Mapping[str, tuple[Any, ...]], seeds: str | None, file: Path | None) -> SweepSpec:
-    """The sweep of `--sweep`, `--seeds` and grids; the command line wins over the file."""
+def build_sweep(
+    base: RunSpec, grid: Mapping[str, tuple[Any, ...]], seeds: str | None, file: Path | None, *, seed_option: int | None
+) -> SweepSpec:
+    """The sweep of `--sweep`, `--seeds` and grids; the command line wins over the file.
+
+    `seed_option` is the value of `--seed` of this command, which contradicts seeds. A `--seed` in the command of a
+    program does not: it is the option whose value the seeds replace.
+    """
     from palaestra.config import parse_section
     from palaestra.runs.sweeps.spec import SweepSpec, parse_seeds, read_sweep_file
 
@@ -157,7 +163,9 @@ def build_sweep(base: RunSpec, grid: Mapping[str, tuple[Any, ...]], seeds: str |
         except ValueError as error:
             raise ConfigError("--seeds", seeds, str(error)) from None
     if base.seed is not None and data.get("seeds"):
-        raise ConfigError("--seed", base.seed, "contradicts the seeds of the sweep", "Use one of them")
+        if seed_option is not None or base.runner != "script":
+            raise ConfigError("--seed", base.seed, "contradicts the seeds of the sweep", "Use one of them")
+        base = base.model_copy(update={"seed": None})
     return parse_section(SweepSpec, {**data, "base": base}, place="sweep" if file is None else str(file))
 
 
