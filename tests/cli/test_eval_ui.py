@@ -8,7 +8,7 @@ from tests.learner.trajectories.toy import episode
 from tests.train.test_session_servers import config as screen_config
 from tests.train.test_session_servers import server_process
 
-from palaestra.cli.eval_ui import _load_pair, _short_names
+from palaestra.api.screen_evaluation import _load_pair, _short_names
 from palaestra.evaluation import ScreenComparison, ScreenEvaluation
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.train.screens import train_screens

@@ -12,7 +12,7 @@ from palaestra.errors import ConfigError
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
-    from palaestra.cli.eval_ui import ScreenReport
+    from palaestra.api.screen_evaluation import ScreenReport
     from palaestra.evaluation.before_after import EpisodePair
 
 MODEL = "tiny-reader"
@@ -81,7 +81,7 @@ def _train_on_screens() -> None:
         "names and submit; open a section and press the button in it. Takes a few minutes.\n"
     )
 
-    from palaestra.cli.eval_ui import evaluate_on_screens
+    from palaestra.api.screen_evaluation import evaluate_on_screens
     from palaestra.files.run_directory import new_run_id
     from palaestra.train.screen_config import screen_config_from
     from palaestra.train.screens import train_screens

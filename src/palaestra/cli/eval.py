@@ -86,7 +86,7 @@ def eval_command(
     if video is not None:
         _check_video(video, frames, long=long, on_screens=on_screens)
     if on_screens:
-        from palaestra.cli.eval_ui import evaluate_on_screens
+        from palaestra.api.screen_evaluation import evaluate_on_screens
 
         greedy = None if sample is None else not sample
         report = evaluate_on_screens(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -71,6 +69,7 @@ def train_command(
     if quiet:
         words.append("telemetry.progress=false")
 
+    from palaestra.api.training import run_config
     from palaestra.config.file import apply_overrides, read_config_file
     from palaestra.files.run_directory import Attempt, RunDirectory, find_checkpoint
 
@@ -92,7 +91,9 @@ def train_command(
     start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
     prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
     weights = find_checkpoint(warm_start, root) if warm_start is not None else None
-    result = _train(data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=weights)
+    result = run_config(
+        data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=weights
+    )
     if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
         _print_result(result, as_json)
     if result.interrupted:
@@ -135,42 +136,16 @@ def _check_algorithm_override(data: dict[str, Any], words: list[str], run_id: st
 
 def _apply_options(data: dict[str, Any], num_steps: int | None, cluster_host: str | None) -> dict[str, Any]:
     """The configuration with the keys that options set."""
+    from palaestra.api.training import set_length
     from palaestra.config.file import is_ui_config, set_value
 
     if cluster_host is not None:
         if not is_ui_config(data):
             raise ConfigError("--cluster-host", cluster_host, "is only for UI agents", "Leave it out")
         set_value(data, "environment.cluster_host", cluster_host)
-    if num_steps is not None and is_ui_config(data):
-        set_value(data, "trainer.num_training_steps", num_steps)
-    elif num_steps is not None:
-        set_value(data, "trainer.total_timesteps", num_steps)
-        set_value(data, "trainer.iterations", None)  # the same length in another unit
+    if num_steps is not None:
+        set_length(data, num_steps)
     return data
-
-
-def _train(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingResult:
-    """Train a UI agent or a policy, depending on the configuration; both take the same options."""
-    from palaestra.config.file import is_ui_config
-    from palaestra.files.run_directory import new_run_id
-
-    if is_ui_config(data):
-        require_transformers(data)
-        from palaestra.train.screen_config import screen_config_from
-        from palaestra.train.screens import train_screens
-
-        screen_config = screen_config_from(data, seed=seed)
-        return train_screens(screen_config, run_id=new_run_id(screen_config.name), argv=sys.argv, **options)
-    from palaestra.train import config_from, train
-
-    config = config_from(data, seed=seed)
-    return train(config, run_id=new_run_id(config.name or config.env.id.split(":")[-1]), argv=sys.argv, **options)
-
-
-def require_transformers(data: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if the packages of vision-language models are missing."""
-    if find_spec("transformers") is None:
-        raise ConfigError("model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'")
 
 
 def _print_check(data: dict[str, Any], seed: int | None) -> None:
@@ -231,6 +206,8 @@ def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, A
 
 
 def _check_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
+    from palaestra.api.training import require_transformers
+
     require_transformers(data)
     from palaestra.policy.device import choose_device
     from palaestra.telemetry.config import check_telemetry

@@ -152,7 +152,7 @@ def sanitize_table(lines: list[str]) -> str:
 
 def _read_config(source: str, model: str, overrides: list[str], output: Path) -> ScreenRunConfig:
     """The configuration in a file, or one for the named tasks and model."""
-    from palaestra.cli.train import require_transformers
+    from palaestra.api.training import require_transformers
     from palaestra.config.file import apply_overrides, is_ui_config, read_config_file
     from palaestra.train.screen_config import screen_config_from
 

@@ -107,7 +107,7 @@ def report_command(
     selection = _select(source, task, "", version, limit, require_match=True)
     other = _select(against, task, "", version, limit, require_match=True) if against is not None else None
 
-    from palaestra.cli.eval_ui import format_comparison, format_score
+    from palaestra.api.screen_evaluation import format_comparison, format_score
     from palaestra.evaluation import (
         ScreenComparison,
         ScreenEvaluation,

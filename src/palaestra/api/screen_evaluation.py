@@ -20,10 +20,12 @@ if TYPE_CHECKING:
     from palaestra.train.screen_config import ScreenRunConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class ScreenReport:
     """Result of evaluating a UI agent, alone or against another."""
 
+    evaluation: ScreenEvaluation
+    """The episodes of the checkpoint and their scores."""
     lines: list[str]
     """Text for the terminal."""
     document: dict[str, Any]
@@ -35,6 +37,24 @@ class ScreenReport:
     """One episode of both, if two checkpoints were compared."""
     picture: Path | None = None
     """Picture of the pair, beside the page."""
+
+    @property
+    def episodes(self) -> int:
+        """Number of episodes that count."""
+        return self.evaluation.overall.episodes
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of episodes that solved the task; None if every session failed."""
+        return self.evaluation.overall.success_rate
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """95 % interval of the success rate (Wilson)."""
+        return self.evaluation.overall.ci95
+
+    def __repr__(self) -> str:
+        return "<ScreenReport\n" + "\n".join([*self.lines, *self.file_lines()]) + ">"
 
     def file_lines(self) -> list[str]:
         """Where the files are, for the terminal."""
@@ -113,7 +133,9 @@ def evaluate_on_screens(
         low, high = score.ci95
         rate = "–" if score.success_rate is None else f"{100 * score.success_rate:.1f} %"
         lines.append(f"  {task:<44} {rate:>8}   {100 * low:5.1f} to {100 * high:5.1f}   n = {score.episodes}")
-    return ScreenReport(lines, document, page_file, tuple(archives), pair, None if pair is None else picture)
+    return ScreenReport(
+        evaluation, lines, document, page_file, tuple(archives), pair, None if pair is None else picture
+    )
 
 
 def _load_pair(
