@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 from tests.evaluation.test_before_after import make_pair
 
-from palaestra.cli import demo
 from palaestra.api.screen_evaluation import ScreenReport
+from palaestra.cli import demo
 from palaestra.errors import ConfigError
 from palaestra.evaluation import ScreenEvaluation
 from palaestra.evaluation.before_after import PICTURE_NAME, EpisodePair

@@ -53,6 +53,14 @@ class ScreenReport:
         """95 % interval of the success rate (Wilson)."""
         return self.evaluation.overall.ci95
 
+    def screenshots(self) -> list[bytes]:
+        """The first screen of each recorded episode of the checkpoint, as the bytes of its picture."""
+        from palaestra.experience.trajectory_archive import TrajectoryArchive
+
+        episodes = TrajectoryArchive(self.archives[0]).load()
+        firsts = ((episode, episode.turns[0].pictures) for episode in episodes if episode.turns)
+        return [episode.pictures[pictures[-1]] for episode, pictures in firsts if pictures]
+
     def __repr__(self) -> str:
         return "<ScreenReport\n" + "\n".join([*self.lines, *self.file_lines()]) + ">"
 

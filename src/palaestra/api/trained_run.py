@@ -65,6 +65,11 @@ class TrainedRun:
         return str(self._about.get("run_id", self.checkpoint.name))
 
     @property
+    def checkpoints(self) -> list[Path]:
+        """The checkpoints that the run has kept, oldest first: the first is from before training, if it was kept."""
+        return [self.checkpoint] if self.directory is None else self.directory.all_checkpoints()[::-1]
+
+    @property
     def on_screens(self) -> bool:
         """Whether the policy is a model that operates screens."""
         return checkpoint_kind(self.checkpoint) == "screens"

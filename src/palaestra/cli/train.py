@@ -79,21 +79,19 @@ def train_command(
         # The service would not list an attempt that it did not start, and its own next attempt would collide with it.
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
     if path is not None:
-        data, given = read_config_file(path, Path("configs/ppo")), path.read_text(encoding="utf-8")
+        data, text = read_config_file(path, Path("configs/ppo")), path.read_text(encoding="utf-8")
     else:
         assert run is not None
-        data, given = run.read_config(), ""
+        data, text = run.read_config(), ""
         _check_algorithm_override(data, words, run.run_id)
     data = _apply_options(apply_overrides(data, words), num_steps, cluster_host)
     if check:
         _print_check(data, seed)
         return
     start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
-    prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
+    place = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
     weights = find_checkpoint(warm_start, root) if warm_start is not None else None
-    result = run_config(
-        data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=weights
-    )
+    result = run_config(data, seed, root=root, given=text, resume=run, checkpoint=start, into=place, warm_start=weights)
     if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
         _print_result(result, as_json)
     if result.interrupted:
