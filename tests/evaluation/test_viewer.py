@@ -267,7 +267,7 @@ def test_keys_walk_through_episodes_and_turns_and_the_address_follows(tmp_path):
     j, k, right, left = ({"key": key} for key in ("j", "k", "ArrowRight", "ArrowLeft"))
     down = {"key": "ArrowDown"}
     answers = in_browser(
-        path, j, here, down, here, down, down, here, right, right, right, here, left, here, k, here,
+        path, here, j, here, down, down, here, right, right, right, here, left, here, k, here,
         "location.hash = '#e%2F2/2'; 1", "document.querySelector('.chosen') ? document.querySelector('.chosen').dataset"
         ".turn + document.querySelector('[aria-current] .about').title : 'wait'",
     )  # fmt: skip
@@ -317,7 +317,7 @@ def test_a_picture_that_is_missing_or_no_picture_is_said_in_words(tmp_path):
     made = episode(turn(pictures=("0" * 64,)), turn(pictures=(junk,)), pictures={junk: b"junk"})
     write_viewer([made, episode(turns=(), episode_id="none")], path)
     lost, empty = in_browser(
-        path, {"key": "j", "text": "j"},
+        path,
         "(() => { const found = [...document.querySelectorAll('.lost')].map((l) => l.textContent);"
         " return found.length < 2 ? 'wait' : found; })()",
         "location.hash = '#none'; document.querySelector('.empty')?.textContent ?? 'wait'",
