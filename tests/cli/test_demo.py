@@ -65,13 +65,12 @@ def test_it_says_what_the_picture_shows_and_whether_training_helped(tmp_path, ca
     pair = make_pair() if improves else EpisodePair(make_pair().before, make_pair().before)
     document = {"comparison": {"ci95": [0.02, 0.3] if improves else [-0.1, 0.2]}}
     evaluation = ScreenEvaluation.from_episodes([])
-    report = ScreenReport(
-        evaluation, ["after: 40 %"], document, tmp_path / "report.html", (), pair, tmp_path / PICTURE_NAME
-    )
-    demo._print_results(report, tmp_path)
+    pages = tmp_path / "report.html", tmp_path / "episodes.html"
+    report = ScreenReport(evaluation, ["after: 40 %"], document, *pages, (), pair, tmp_path / PICTURE_NAME)
+    demo._print_results(report)
     printed = capsys.readouterr().out
     assert ("No episode failed before training" in printed) is not improves
     assert ("does not show that training helped" in printed) is not improves
     assert printed.startswith("after: 40 %\n")
     assert (tmp_path / "before-after.mp4").as_uri() in printed
-    assert (tmp_path / "trajectories.html").is_file()
+    assert (tmp_path / "episodes.html").as_uri() in printed

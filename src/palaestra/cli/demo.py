@@ -96,25 +96,17 @@ def _train_on_screens() -> None:
     before = run.attempts()[-1].checkpoints / "update_00000000"
     names = ("after training", "before training")
     report = evaluate_on_screens(result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names)
-    _print_results(report, run.path)
+    _print_results(report)
     print(f"Run {run.run_id} in {run.path}")
 
 
-def _print_results(report: ScreenReport, directory: Path) -> None:
-    """Write the viewer of the episodes and the clip, and print the figures and where everything is."""
-    from palaestra.cli.recordings.trajectories import load_run_tokenizer
-    from palaestra.evaluation import write_viewer
-    from palaestra.experience.trajectory_archive import TrajectoryArchive
-
+def _print_results(report: ScreenReport) -> None:
+    """Write the clip, and print the figures and where everything is."""
     print("\n".join(report.lines))
     low, high = report.document["comparison"]["ci95"]
     if low <= 0 <= high:
         print("The interval of the difference includes zero: this run does not show that training helped.")
-    page = directory / "trajectories.html"
-    episodes = (episode for archive in report.archives for episode in TrajectoryArchive(archive).load())
-    title = "Held-out episodes after and before training"
-    write_viewer(episodes, page, title=title, texts=load_run_tokenizer(directory))
-    files = {"Episodes": page, "Report": report.page}
+    files = {"Episodes": report.viewer, "Report": report.page}
     if report.pair is not None and report.picture is not None:
         files = {"Picture": report.picture, "Clip": write_clip(report.pair, report.picture.parent), **files}
         if report.pair.shows_improvement:

@@ -226,7 +226,8 @@ def list_row(trajectory: Trajectory) -> dict[str, Any]:
     return {
         "id": trajectory.episode_id,
         # Episodes of one group, or of one task, parameters and seed, can be shown side by side.
-        "siblings": trajectory.group or json.dumps([task.get(name) for name in ("task", "params", "seed")], default=str),
+        "siblings": trajectory.group
+        or json.dumps([task.get(name) for name in ("task", "params", "seed")], default=str),
         "task": str(task.get("task", "")),
         "seed": task.get("seed"),
         "outcome": trajectory.outcome.value,
