@@ -7,6 +7,8 @@ from PIL import Image
 from tests.train.test_session_servers import server_process
 
 import palaestra as pal
+from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.experience.turn_credit import read_credits
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +45,14 @@ def test_a_model_is_trained_evaluated_and_asked_inside_a_running_event_loop_as_i
     assert report.episodes == 2
     assert 0.0 <= report.ci95[0] <= report.success_rate <= report.ci95[1] <= 1.0
     assert report.page.is_file()
+    assert report.viewer.is_file()
+    assert len(report.screenshots()) == 2
+    archive = run.directory.attempts()[0].trajectories
+    credits, played = read_credits(archive), TrajectoryArchive(archive).entries()
+    assert {entry.episode_id: entry.steps for entry in played} == {
+        name: len(credit.advantages) for name, credit in credits.items()
+    }
+    assert all(value is not None for credit in credits.values() for value in credit.values)  # PPO has a value head
     assert (reply.action is None) == bool(reply.unreadable)
     assert reply.text
 

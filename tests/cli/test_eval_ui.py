@@ -26,6 +26,8 @@ def test_a_comparison_of_two_checkpoints_leaves_a_picture_beside_its_report(pala
     picture, page = Path(document["picture"]), Path(document["page"])
     assert picture == page.with_name("before-after.png")
     assert 'href="before-after.png"' in page.read_text()
+    assert "<h1>t after 1 update, compared with t before training</h1>" in page.read_text()
+    assert Path(document["viewer"]) == page.with_name("episodes.html")
     with Image.open(picture) as drawn:
         assert drawn.format == "PNG"
     assert document["comparison"]["pairs"] == 3

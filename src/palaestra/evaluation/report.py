@@ -55,7 +55,11 @@ def comparison_page(
     `picture_data` its content, a PNG that is shown in the page.
     """
     head, *table = _comparison_parts(comparison)
-    parts = [head, _chart([(b, comparison.b), (a, comparison.a)]), _first_unsolved(comparison.a, viewer)]
+    parts = [
+        head,
+        _chart([(f"B: {b}", comparison.b), (f"A: {a}", comparison.a)]),
+        _first_unsolved(comparison.a, viewer),
+    ]
     if picture:
         text = "An episode that A solved and B did not" if comparison.overall.only_a else "The first episode of both"
         shown = ""
@@ -113,21 +117,31 @@ def _chart(series: Sequence[tuple[str, ScreenEvaluation]]) -> str:
     if not rows:
         return ""
     ticks = "".join(f"<span>{x} %</span>" for x in _GRID)
-    names = (f"<span><i class=key{place}></i>{escape(name)}</span>" for place, (name, _) in enumerate(series) if name)
+    kinds = _kinds(len(series))
+    names = (
+        f"<span><i class={kind}></i>{escape(name)}</span>"
+        for kind, (name, _) in zip(kinds, series, strict=True)
+        if name
+    )
     legend = f"<p class=legend>{''.join(names)}<span class=soft>success rate with 95 % interval</span></p>"
     return f"{legend}<div class=chart>{''.join(rows)}<div></div><div class=ticks>{ticks}</div><div></div></div>"
 
 
 def _mark(score: TaskScore, place: int, count: int) -> str:
-    """A dot with its interval; the last series is the one of interest and is filled."""
+    """A dot with its interval."""
     if score.success_rate is None:
         return ""
-    kind, y = ("main" if place == count - 1 else "other"), 12 + 14 * place
+    kind, y = _kinds(count)[place], 12 + 14 * place
     low, high, rate = (round(100 * share, 2) for share in (*score.ci95, score.success_rate))
     return (
         f"<line class='range {kind}' x1={low}% x2={high}% y1={y} y2={y} />"
         f"<circle class='dot {kind}' cx={rate}% cy={y} r=4.5 />"
     )
+
+
+def _kinds(count: int) -> list[str]:
+    """Style of each series: the last one is the one of interest."""
+    return [*["other"] * (count - 1), "main"]
 
 
 def _first_unsolved(evaluation: ScreenEvaluation, viewer: Viewer | None) -> str:
@@ -163,7 +177,7 @@ def _summary(evaluation: ScreenEvaluation) -> str:
         "Environment failures": f"{overall.environment_failed}, in no rate",
         "Mean reward": f"{_number(overall.mean_return)} (standard deviation {_number(overall.std_return)})",
         "Mean steps": _number(overall.mean_length),
-        "Policy versions": f"{versions[0]} to {versions[1]}" if versions else "none",
+        "Policy version": " to ".join(str(version) for version in sorted(set(versions))) if versions else "none",
         "Time": f"{evaluation.seconds:.1f} s in all, {_number(overall.mean_seconds)} s an episode",
     }
     return "<dl>" + "".join(f"<dt class=soft>{name}</dt><dd>{value}</dd>" for name, value in lines.items()) + "</dl>"
@@ -206,6 +220,8 @@ def _comparison_parts(comparison: ScreenComparison) -> list[str]:
             f"<span class=soft>(95 % interval {_points(low)} to {_points(high)}; p = {overall.p_value:.3g}; "
             f"{len(overall)} pairs)</span>"
         )
+        if low <= 0 <= high:
+            headline += "<br><span class=soft>The interval includes zero: the difference may be chance.</span>"
     rows = [_pairs_row(task, pairs) for task, pairs in comparison.per_task.items()]
     head = ["task", "pairs", "both", "only A", "only B", "neither", "points", "95 % interval", "", "p"]
     note = (

@@ -293,6 +293,12 @@
     return el("section", {class: "turn", "data-turn": place}, left, right);
   }
 
+  // Names and values of parameters as words; those without a value are left out.
+  function pairs(values) {
+    return Object.entries(values).filter(([, value]) => value !== null && value !== "")
+      .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
+  }
+
   function backButton() {
     return el("button", {class: "back", type: "button", text: "← all episodes", onclick: () => { document.body.dataset.view = "list"; }});
   }
@@ -323,8 +329,8 @@
           title: `${words}, reward ${number(episodes[member].reward)}`, onclick: () => open(member)},
           el("span", {class: `badge ${episodes[member].outcome}`, text: sign}), ` ${episodes[member].label || i + 1}`);
       }),
-      compared ? el("button", {class: "chip", type: "button", text: "one at a time", onclick: () => open(place)})
-        : el("button", {class: "chip", type: "button", text: "side by side", onclick: () => compare(place)}));
+      compared ? el("button", {class: "chip act", type: "button", text: "one at a time", onclick: () => open(place)})
+        : el("button", {class: "chip act", type: "button", text: "side by side", onclick: () => compare(place)}));
   }
 
   function column(member, number_) {
@@ -364,11 +370,11 @@
 
   function head(place, full) {
     const episode = episodes[place], [sign, words] = OUTCOMES[episode.outcome];
-    const params = Object.keys(full.params).length ? JSON.stringify(full.params) : "";
+    const params = pairs(full.params), verifier = pairs(full.detail);
     return el("div", {class: "head"},
       backButton(),
       el("h2", {text: episode.instruction || episode.task}),
-      el("p", {class: "sub", text: `${episode.task} · seed ${episode.seed}${params ? ` · ${params}` : ""}`}),
+      el("p", {class: "sub", text: [episode.task, `seed ${episode.seed}`, params].filter(Boolean).join(" · ")}),
       el("p", {class: `badge ${episode.outcome}`, text: `${sign} ${words}${episode.reason ? `: ${episode.reason}` : ""}`}),
       siblingStrip(place, false),
       el("dl", {class: "facts"},
@@ -376,12 +382,14 @@
         fact("reward", number(episode.reward)),
         fact("turns", `${episode.steps}${full.step_limit ? ` of at most ${full.step_limit}` : ""}`),
         fact("policy version", versionsOf(episode.versions)),
-        full.credit ? fact("learned from in update to version", full.credit.version) : null, fact("seconds", number(episode.seconds)),
+        full.credit ? fact("learned from in the update to version", full.credit.version) : null,
+        fact("seconds", number(episode.seconds)),
+        el("div", null, el("dt", {text: "token colour"}), el("dd", null, "unlikely", el("span", {class: "scale"}), "certain; point or tap for the number"))),
+      el("details", {class: "more"}, el("summary", {text: "Session, sampling and verifier"}), el("dl", {class: "facts"},
         fact("temperature", number(full.temperature)), fact("codec", full.codec), fact("group", full.group),
         fact("broken sessions before", full.attempt || ""), fact("session", full.session), fact("episode", episode.id),
         fact("started", full.started_at ? new Date(full.started_at * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC" : ""),
-        fact("verifier", Object.keys(full.detail).length ? JSON.stringify(full.detail) : ""),
-        el("div", null, el("dt", {text: "token colour"}), el("dd", null, "unlikely", el("span", {class: "scale"}), "certain; point or tap for the number"))));
+        fact("verifier", verifier))));
   }
 
   function open(place, at) {
