@@ -10,10 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import PAGES, ROOT, TUTORIALS, read_blocks
 
 from palaestra.errors import ConfigError
 from palaestra.sessions.browser.chromium import find_chromium
-from tests.docs.blocks import PAGES, ROOT, TUTORIALS, read_blocks
 
 ELSEWHERE = {
     "docs/async.md": "tests/train/test_asynchronous_run.py",

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from tests.docs.blocks import ROOT, TUTORIALS, read_blocks
 
 from palaestra.errors import ConfigError
 from palaestra.sessions.browser.chromium import find_chromium
-from tests.docs.blocks import ROOT, TUTORIALS, read_blocks
 
 COMMAND_TIMEOUT_S = 240
 SMALLER = {
