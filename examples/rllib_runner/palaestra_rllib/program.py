@@ -3,9 +3,9 @@
 `python program.py '{"algorithm": "PPO", "env_id": "CartPole-v1", "total_timesteps": 20000, ...}'`
 """
 
+import contextlib
 import importlib
 import json
-import math
 import shutil
 import signal
 import sys
@@ -41,13 +41,8 @@ def read_metrics(result):
     }
     metrics = {}
     for name, value in numbers.items():
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            continue
-        metrics[name] = (
-            number if math.isfinite(number) else str(number).replace("inf", "Infinity").replace("nan", "NaN")
-        )
+        with contextlib.suppress(TypeError, ValueError):  # not a number
+            metrics[name] = float(value)
     return metrics
 
 
