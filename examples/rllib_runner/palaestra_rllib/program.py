@@ -34,7 +34,9 @@ def report(kind, **fields):
 
 def read_metrics(result):
     """The numbers of an iteration: those of the learner, and of the episodes."""
-    learner = result.get("learners", {}).get("default_policy", {})
+    learner = dict(result.get("learners", {}).get("default_policy", {}))
+    # Known in the first iteration only, and NaN afterwards, which would raise an alarm.
+    learner.pop("num_trainable_parameters", None)
     numbers = {
         **learner,
         **{key: result["env_runners"].get(key) for key in ("episode_return_mean", "episode_len_mean")},

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from palaestra.cli.terminal import JsonOption, format_columns, print_json
 from palaestra.errors import ConfigError
+from palaestra.extras import install_command, is_installed
 
 if TYPE_CHECKING:
     from palaestra.runs.runner import Machine, RunnerCapabilities
@@ -82,6 +84,8 @@ def tasks(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
         print_json(names)
     else:
         print("\n".join(names))
+    if not is_installed("miniwob"):
+        print(f"130 tasks of MiniWoB need: {install_command('ui')}", file=sys.stderr)
 
 
 def configuration_sections() -> dict[str, Any]:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from palaestra.cli.app import localize_commands
 from palaestra.errors import ConfigError
+from palaestra.extras import require_extras
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
-    from palaestra.cli.eval_ui import ScreenReport
+    from palaestra.api.screen_evaluation import ScreenReport
     from palaestra.evaluation.before_after import EpisodePair
 
 MODEL = "tiny-reader"
@@ -74,6 +77,7 @@ def demo(
 def _train_on_screens() -> None:
     from palaestra.sessions.browser.chromium import find_chromium
 
+    require_extras("demo", "ui", "vlm")
     find_chromium()
     print(
         "A small vision-language model reads screenshots and answers with clicks and typed text. It learns from\n"
@@ -81,7 +85,8 @@ def _train_on_screens() -> None:
         "names and submit; open a section and press the button in it. Takes a few minutes.\n"
     )
 
-    from palaestra.cli.eval_ui import evaluate_on_screens
+    from palaestra.api.screen_evaluation import evaluate_on_screens
+    from palaestra.cli.datasets.progress import show_progress
     from palaestra.files.run_directory import new_run_id
     from palaestra.train.screen_config import screen_config_from
     from palaestra.train.screens import train_screens
@@ -90,31 +95,26 @@ def _train_on_screens() -> None:
     result = train_screens(config, root=Home.default().runs, run_id=new_run_id(config.experiment_name), argv=sys.argv)
     run = result.run
     if result.interrupted:
-        print(f"Stopped. Resume with: palaestra train --resume {run.run_id}")
+        print(localize_commands(f"Stopped. Resume with: palaestra train --resume {run.run_id}"))
         return
     print(f"\n{HELD_OUT} episodes on seeds that training did not use, with sampled actions:")
     before = run.attempts()[-1].checkpoints / "update_00000000"
     names = ("after training", "before training")
-    report = evaluate_on_screens(result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names)
-    _print_results(report, run.path)
+    progress = partial(show_progress, only_on_terminal=True)
+    report = evaluate_on_screens(
+        result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names, show_progress=progress
+    )
+    _print_results(report)
     print(f"Run {run.run_id} in {run.path}")
 
 
-def _print_results(report: ScreenReport, directory: Path) -> None:
-    """Write the viewer of the episodes and the clip, and print the figures and where everything is."""
-    from palaestra.cli.recordings.trajectories import load_run_tokenizer
-    from palaestra.evaluation import write_viewer
-    from palaestra.experience.trajectory_archive import TrajectoryArchive
-
+def _print_results(report: ScreenReport) -> None:
+    """Write the clip, and print the figures and where everything is."""
     print("\n".join(report.lines))
     low, high = report.document["comparison"]["ci95"]
     if low <= 0 <= high:
         print("The interval of the difference includes zero: this run does not show that training helped.")
-    page = directory / "trajectories.html"
-    episodes = (episode for archive in report.archives for episode in TrajectoryArchive(archive).load())
-    title = "Held-out episodes after and before training"
-    write_viewer(episodes, page, title=title, texts=load_run_tokenizer(directory))
-    files = {"Episodes": page, "Report": report.page}
+    files = {"Episodes": report.viewer, "Report": report.page}
     if report.pair is not None and report.picture is not None:
         files = {"Picture": report.picture, "Clip": write_clip(report.pair, report.picture.parent), **files}
         if report.pair.shows_improvement:
@@ -153,7 +153,7 @@ def _train_on_cartpole() -> None:
     config = config_from(CARTPOLE)
     result = train(config, root=Home.default().runs, run_id=new_run_id(config.name), argv=sys.argv)
     if result.interrupted:
-        print(f"Stopped. Resume with: palaestra train --resume {result.run.run_id}")
+        print(localize_commands(f"Stopped. Resume with: palaestra train --resume {result.run.run_id}"))
         return
     print("100 episodes on seeds that training did not use:")
     start = result.run.attempts()[-1].checkpoints / "update_00000000"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from palaestra.policy.device import device_of, move_to
 from palaestra.policy.network import eval_mode
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Returns and lengths of the episodes, by environment and order of play."""
 
@@ -49,6 +50,11 @@ class Evaluation:
         """Share of episodes that solved the task."""
         return None if self.successes is None else float(np.mean(self.successes))
 
+    def __repr__(self) -> str:
+        interval = "" if self.ci95 is None else f", 95 % interval {self.ci95[0]:.1f} to {self.ci95[1]:.1f}"
+        success = "" if self.success_rate is None else f", success rate {100 * self.success_rate:.0f} %"
+        return f"<Evaluation of {len(self.returns)} episodes: mean return {self.mean_return:.1f}{interval}{success}>"
+
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain JSON; success only if the environment reports it."""
         document: dict[str, Any] = {}
@@ -66,8 +72,19 @@ class Evaluation:
         }
 
 
-def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, deterministic: bool = True) -> Evaluation:
-    """Play exactly `episodes` episodes from `seed`; `deterministic` takes the most likely action each time."""
+def evaluate(
+    policy: nn.Module,
+    env: VectorEnv,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    on_finished: Callable[[int], None] = lambda count: None,
+) -> Evaluation:
+    """Play exactly `episodes` episodes from `seed`; `deterministic` takes the most likely action each time.
+
+    `on_finished` is called with the number of finished episodes.
+    """
     if episodes < 1:
         raise ConfigError("episodes", episodes, "must be at least 1")
     check_spaces(policy, env)
@@ -94,6 +111,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
             for ended in env.step(distribution.to_env(acted.action.cpu().numpy()), row):
                 if len(played[ended.index]) < shares[ended.index]:
                     played[ended.index].append(ended)
+                    on_finished(sum(map(len, played)))
     ordered = [episode for done in played for episode in done]
     solved = tuple(episode.success for episode in ordered if episode.success is not None)
     return Evaluation(

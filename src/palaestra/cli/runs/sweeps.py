@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from palaestra.cli.app import localize_commands
 from palaestra.cli.runs.manage import confirm, connect_service
 from palaestra.cli.terminal import (
     Column,
@@ -50,7 +51,7 @@ def list_command(as_json: JsonOption = False) -> None:
         print_json(records)
         return
     if not records:
-        print("No sweeps yet. Try: palaestra runs start configs/ppo/cartpole.yaml --seeds 1..3")
+        print(localize_commands("No sweeps yet. Try: palaestra runs start cartpole --seeds 1..3"))
         return
     columns = (
         Column("SWEEP", min_width=24),
@@ -158,8 +159,14 @@ def parse_words(config_file: str | None, overrides: Sequence[str]) -> tuple[list
     return [*first, *plain], grid
 
 
-def build_sweep(base: RunSpec, grid: Mapping[str, tuple[Any, ...]], seeds: str | None, file: Path | None) -> SweepSpec:
-    """The sweep of `--sweep`, `--seeds` and grids; the command line wins over the file."""
+def build_sweep(
+    base: RunSpec, grid: Mapping[str, tuple[Any, ...]], seeds: str | None, file: Path | None, *, seed_option: int | None
+) -> SweepSpec:
+    """The sweep of `--sweep`, `--seeds` and grids; the command line wins over the file.
+
+    `seed_option` is the value of `--seed` of this command, which contradicts seeds. A `--seed` in the command of a
+    program does not: it is the option whose value the seeds replace.
+    """
     from palaestra.config import parse_section
     from palaestra.runs.sweeps.spec import SweepSpec, parse_seeds, read_sweep_file
 
@@ -173,7 +180,9 @@ def build_sweep(base: RunSpec, grid: Mapping[str, tuple[Any, ...]], seeds: str |
         except ValueError as error:
             raise ConfigError("--seeds", seeds, str(error)) from None
     if base.seed is not None and data.get("seeds"):
-        raise ConfigError("--seed", base.seed, "contradicts the seeds of the sweep", "Use one of them")
+        if seed_option is not None or base.runner != "script":
+            raise ConfigError("--seed", base.seed, "contradicts the seeds of the sweep", "Use one of them")
+        base = base.model_copy(update={"seed": None})
     return parse_section(SweepSpec, {**data, "base": base}, place="sweep" if file is None else str(file))
 
 
@@ -210,7 +219,7 @@ def start_sweep(
     else:
         print(_format_progress(record) if options.follow else f"{record.sweep_id} {record.state}: {_format_size(spec)}")
     if not options.follow:
-        print(f"Show it with: palaestra sweeps show {record.sweep_id}", file=sys.stderr)
+        print(localize_commands(f"Show it with: palaestra sweeps show {record.sweep_id}"), file=sys.stderr)
     elif record.trials.get("succeeded", 0) != record.num_trials:
         raise typer.Exit(1)
 

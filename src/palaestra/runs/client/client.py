@@ -1,7 +1,7 @@
 """The Python client of the run service, which it starts automatically.
 
     service = TrainerService()
-    run_id = service.start_run("configs/ppo/cartpole.yaml")
+    run_id = service.start_run("cartpole")
     for line in service.stream_log(run_id):
         ...
 

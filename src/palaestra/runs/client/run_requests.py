@@ -224,11 +224,11 @@ def _build_spec(config: RunSpec | Mapping[str, object] | str | Path, runner: str
     if isinstance(config, Mapping):
         data["config"] = dict(config)
     else:
-        from palaestra.config.file import read_config_file
+        from palaestra.config.packaged import read_runner_config
 
-        path = Path(config)
-        data["config"], data["config_text"] = read_config_file(path), path.read_text(encoding="utf-8")
-        data.setdefault("name", run_name(data["config"].get("name"), path))
+        source = read_runner_config(str(config), runner)
+        data["config"], data["config_text"] = source.data, source.text
+        data.setdefault("name", run_name(source.data.get("name"), source.path))
     return parse_section(RunSpec, data, place="spec")
 
 
