@@ -14,7 +14,6 @@ from palaestra.train.config import SECTIONS
 
 DOCS = Path(__file__).parents[1] / "docs"
 RESULTS = Path(__file__).parent / "results"
-ABLATION = ("<!-- ablation: begin -->", "<!-- ablation: end -->")
 
 INTRODUCTION = """# Configuration
 
@@ -64,14 +63,6 @@ def benchmarks_page(page: str) -> str:
         return f"{begin}{tables[int(number) - 1]}\n{end}"
 
     return _TABLE.sub(replace, page)
-
-
-def algorithms_page(page: str) -> str:
-    """The page on algorithms with the measured ablation put in its place."""
-    head, _, rest = page.partition(ABLATION[0])
-    _, _, tail = rest.partition(ABLATION[1])
-    found = (RESULTS / "ablation.md").read_text().strip()
-    return f"{head}{ABLATION[0]}\n{found}\n\n{ABLATION[1]}{tail}"
 
 
 def configuration_page() -> str:
@@ -128,9 +119,6 @@ def main() -> None:
     """Write every page."""
     benchmarks = DOCS / "benchmarks.md"
     benchmarks.write_text(benchmarks_page(benchmarks.read_text(encoding="utf-8")), encoding="utf-8")
-    algorithms = DOCS / "algorithms.md"
-    if (RESULTS / "ablation.md").exists():
-        algorithms.write_text(algorithms_page(algorithms.read_text(encoding="utf-8")), encoding="utf-8")
     (DOCS / "configuration.md").write_text(configuration_page(), encoding="utf-8")
     SCHEMAS_FILE.write_text(schemas_file(), encoding="utf-8")
 
