@@ -93,7 +93,7 @@ def _train_on_screens() -> None:
     result = train_screens(config, root=Home.default().runs, run_id=new_run_id(config.experiment_name), argv=sys.argv)
     run = result.run
     if result.interrupted:
-        print(localize_commands(f"Stopped. Resume with: {run.resume_command}"))
+        print(localize_commands(f"Stopped. Resume with: palaestra train --resume {run.run_id}"))
         return
     print(f"\n{HELD_OUT} episodes on seeds that training did not use, with sampled actions:")
     before = run.attempts()[-1].checkpoints / "update_00000000"
@@ -156,7 +156,7 @@ def _train_on_cartpole() -> None:
     config = config_from(CARTPOLE)
     result = train(config, root=Home.default().runs, run_id=new_run_id(config.name), argv=sys.argv)
     if result.interrupted:
-        print(localize_commands(f"Stopped. Resume with: {result.run.resume_command}"))
+        print(localize_commands(f"Stopped. Resume with: palaestra train --resume {result.run.run_id}"))
         return
     print("100 episodes on seeds that training did not use:")
     start = result.run.attempts()[-1].checkpoints / "update_00000000"

@@ -20,20 +20,24 @@ if TYPE_CHECKING:
     from palaestra.train import TrainingResult
 
 
+_ConfigArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help="Packaged name (see --list), environment id, or YAML or JSON file. Optional with --resume.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
+]
+_OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
+]
+
+
 def train_command(
-    config_file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CONFIG",
-            help="Packaged name (see --list), environment id, or YAML or JSON file. Optional with --resume.",
-            show_default=False,
-            autocompletion=complete_config,
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
-    ] = None,
+    config_file: _ConfigArgument = None,
+    overrides: _OverridesArgument = None,
     config: Annotated[
         list[str] | None, typer.Option("--config", metavar="CONFIG", help="Configuration, as an option.")
     ] = None,
