@@ -12,7 +12,8 @@ import yaml
 
 from palaestra.cli.app import build_app
 from palaestra.config import parse_section
-from palaestra.config.file import apply_overrides, read_config_file
+from palaestra.config.file import apply_overrides
+from palaestra.config.packaged import read_config
 from palaestra.errors import ConfigError, DatasetError
 from tests.docs.blocks import PAGES, ROOT, TUTORIALS, read_blocks
 
@@ -69,10 +70,10 @@ def _parse(words):
 def _check_configuration(context):
     """The file of a training exists, and its overrides are keys of the configuration."""
     words = [*filter(None, [context.params.get("config_file")]), *(context.params.get("overrides") or ())]
-    path = words[0] if words and "=" not in words[0] else None
-    if path is None or not path.startswith("configs/"):
-        return
-    data = read_config_file(ROOT / path)
+    name = words[0] if words and "=" not in words[0] else None
+    if name is None or (name.endswith(".yaml") and not name.startswith("configs/")):
+        return  # a file of the reader
+    data = read_config(str(ROOT / name) if name.endswith(".yaml") else name).data
     # A value with commas is a grid.
     data = apply_overrides(data, [re.sub(r"^([\w.]+=[^\[{,]+),.*", r"\1", word) for word in words[1:]])
     _check_any_configuration(data)
