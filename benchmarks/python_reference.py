@@ -35,7 +35,7 @@ WITH_METHODS = (
 INTRODUCTION = """# Python API
 
 The public names of each package, as their docstrings describe them. Everything else may change without notice. Examples
-are in [algorithms](algorithms.md) and [runs](runs.md#from-python). `make docs` writes this page.
+are in [Python](python.md), [algorithms](algorithms.md) and [runs](runs.md#from-python). `make docs` writes this page.
 """
 
 

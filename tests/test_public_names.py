@@ -12,11 +12,11 @@ import palaestra
 
 PACKAGES = [m.name for m in pkgutil.iter_modules(palaestra.__path__) if m.ispkg]
 ROOT = """
-    ActorCritic ActorPool GRPO PPO PPOTrainer RejectionSampling Rollout RolloutBuffer TaskRunner Trainer Trajectory
-    VLABuffer VLAPolicy VLMPolicy __version__ as_vector_env collate_trajectories combine_rollouts evaluate load_config
-    load_vla_model
+    ActorCritic ActorPool GRPO PPO PPOTrainer RejectionSampling Rollout RolloutBuffer TaskRunner TrainedRun
+    Trainer Trajectory VLABuffer VLAPolicy VLMPolicy __version__ as_vector_env collate_trajectories combine_rollouts
+    evaluate load load_config load_vla_model train
 """.split()
-NOT_PUBLIC = ("annotations", "Any", "TYPE_CHECKING", "lazy_attributes")
+NOT_PUBLIC = ("annotations", "Any", "TYPE_CHECKING", "lazy_attributes", "make_callable")
 OPERATIONS = ["runs", "studio", "gateway", "sessions", "telemetry", "files"]
 
 
@@ -36,7 +36,9 @@ def test_every_public_name_is_declared_and_every_declared_name_exists(package):
 def test_the_root_exports_the_names_people_arrive_with_and_nothing_else():
     assert sorted(palaestra.__all__) == sorted(ROOT)
     assert set(ROOT) <= set(dir(palaestra))
-    assert all(getattr(palaestra, name).__name__ == name for name in ROOT if name != "__version__")
+    names = [name for name in ROOT if name != "__version__"]
+    assert [getattr(palaestra, name).__name__.rpartition(".")[2] for name in names] == names
+    assert callable(palaestra.train)
     visible = {name for name, value in vars(palaestra).items() if not name.startswith("_") and not ismodule(value)}
     assert visible <= {*ROOT, *NOT_PUBLIC}
     with pytest.raises(AttributeError, match="module 'palaestra' has no attribute 'DQN'"):

@@ -1,7 +1,7 @@
 """Palaestra trains agents: an actor-learner core, a run service and a studio.
 
 The names below are imported on first use, so that importing the root or an operations package never loads torch.
-docs/coming-from.md maps them to other libraries.
+docs/python.md shows how to use `train`, `evaluate` and `load`; docs/coming-from.md maps the names to other libraries.
 """
 
 from typing import TYPE_CHECKING
@@ -11,8 +11,9 @@ from palaestra.lazy import lazy_attributes
 if TYPE_CHECKING:
     from palaestra.actor.pool import ActorPool
     from palaestra.actor.task_runner import TaskRunner
+    from palaestra.api.evaluation import evaluate
+    from palaestra.api.trained_run import TrainedRun, load
     from palaestra.env import as_vector_env
-    from palaestra.evaluation import evaluate
     from palaestra.experience import Rollout, RolloutBuffer, VLABuffer, combine_rollouts
     from palaestra.experience.trajectory import Trajectory
     from palaestra.learner import PPO
@@ -35,6 +36,7 @@ __all__ = [
     "Rollout",
     "RolloutBuffer",
     "TaskRunner",
+    "TrainedRun",
     "Trainer",
     "Trajectory",
     "VLABuffer",
@@ -45,8 +47,10 @@ __all__ = [
     "collate_trajectories",
     "combine_rollouts",
     "evaluate",
+    "load",
     "load_config",
     "load_vla_model",
+    "train",
 ]
 
 __getattr__, __dir__ = lazy_attributes(
@@ -61,6 +65,7 @@ __getattr__, __dir__ = lazy_attributes(
         "Rollout": "experience",
         "RolloutBuffer": "experience",
         "TaskRunner": "actor.task_runner",
+        "TrainedRun": "api",
         "Trainer": "train",
         "Trajectory": "experience.trajectory",
         "VLABuffer": "experience",
@@ -69,8 +74,10 @@ __getattr__, __dir__ = lazy_attributes(
         "as_vector_env": "env",
         "collate_trajectories": "specifications.collation",
         "combine_rollouts": "experience",
-        "evaluate": "evaluation",
+        "evaluate": "api",
+        "load": "api",
         "load_config": "train",
         "load_vla_model": "policy",
+        "train": "",
     },
 )

@@ -6,9 +6,10 @@ import pytest
 from PIL import Image
 from tests.evaluation.test_before_after import make_pair
 
+from palaestra.api.screen_evaluation import ScreenReport
 from palaestra.cli import demo
-from palaestra.cli.eval_ui import ScreenReport
 from palaestra.errors import ConfigError
+from palaestra.evaluation import ScreenEvaluation
 from palaestra.evaluation.before_after import PICTURE_NAME, EpisodePair
 from palaestra.runs.video import encoder
 from palaestra.sessions.suites import make_task
@@ -63,11 +64,13 @@ def test_an_interrupted_demo_of_cartpole_is_not_evaluated(monkeypatch, capsys):
 def test_it_says_what_the_picture_shows_and_whether_training_helped(tmp_path, capsys, improves):
     pair = make_pair() if improves else EpisodePair(make_pair().before, make_pair().before)
     document = {"comparison": {"ci95": [0.02, 0.3] if improves else [-0.1, 0.2]}}
-    report = ScreenReport(["after: 40 %"], document, tmp_path / "report.html", (), pair, tmp_path / PICTURE_NAME)
-    demo._print_results(report, tmp_path)
+    evaluation = ScreenEvaluation.from_episodes([])
+    pages = tmp_path / "report.html", tmp_path / "episodes.html"
+    report = ScreenReport(evaluation, ["after: 40 %"], document, *pages, (), pair, tmp_path / PICTURE_NAME)
+    demo._print_results(report)
     printed = capsys.readouterr().out
     assert ("No episode failed before training" in printed) is not improves
     assert ("does not show that training helped" in printed) is not improves
     assert printed.startswith("after: 40 %\n")
     assert (tmp_path / "before-after.mp4").as_uri() in printed
-    assert (tmp_path / "trajectories.html").is_file()
+    assert (tmp_path / "episodes.html").as_uri() in printed

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import typer.main
 import yaml
+from tests.docs.blocks import PAGES, ROOT, TUTORIALS, read_blocks
 
 from palaestra.cli.app import build_app
 from palaestra.config import parse_section
 from palaestra.config.file import apply_overrides
 from palaestra.config.packaged import read_config
 from palaestra.errors import ConfigError, DatasetError
-from tests.docs.blocks import PAGES, ROOT, TUTORIALS, read_blocks
 
 _SHELLS = ("bash", "console", "sh", "text")
 _START = re.compile(r"^(?:\$ )?(?:\.venv/bin/|python -m )?palaestra (?=[a-z])")

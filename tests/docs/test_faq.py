@@ -3,9 +3,9 @@
 import re
 
 import pytest
+from tests.docs.blocks import DOCS, ROOT
 
 from palaestra.cli.app import main
-from tests.docs.blocks import DOCS, ROOT
 
 PAGE = " ".join((DOCS / "faq.md").read_text().split())
 _BROKEN = """

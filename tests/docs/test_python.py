@@ -10,22 +10,23 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.docs.blocks import PAGES, ROOT, TUTORIALS, read_blocks
 
 from palaestra.errors import ConfigError
 from palaestra.sessions.browser.chromium import find_chromium
-from tests.docs.blocks import PAGES, ROOT, TUTORIALS, read_blocks
 
 ELSEWHERE = {
     "docs/async.md": "tests/train/test_asynchronous_run.py",
     "docs/evaluation.md": "tests/evaluation/test_evaluation_docs.py",
     "docs/play.md": "tests/runs/play/test_docs.py",
+    "docs/python.md": "tests/api/test_python_page.py",
     "docs/sessions.md": "tests/sessions/test_suites.py",
     "docs/vla.md": "tests/policy/test_vla_docs.py",
 }
 """Pages whose Python another test executes, and that test."""
 
 SMALLER = {
-    "README.md": {"100_000": "4_096"},
+    "README.md": {"50_000": "4_096"},
     "docs/runs.md": {"1_000_000": "8_192"},
     "docs/runners.md": {"train.py": "own_script.py"},
     "docs/sweeps.md": {

@@ -7,16 +7,16 @@ import subprocess
 import sys
 
 import pytest
+from tests.docs.blocks import ROOT, TUTORIALS, read_blocks
 
 from palaestra.errors import ConfigError
 from palaestra.sessions.browser.chromium import find_chromium
-from tests.docs.blocks import ROOT, TUTORIALS, read_blocks
 
 COMMAND_TIMEOUT_S = 240
 SMALLER = {
     "gymnasium": {
         "total_timesteps: 40_000": "total_timesteps: 2_048",
-        "total_timesteps=40_000": "total_timesteps=2_048",
+        "steps=40_000": "steps=2_048",
         "--episodes 100": "--episodes 4",
         "1e-3,1e-5 --seeds 1..3": "1e-3,1e-5 --seeds 1..1",
     },

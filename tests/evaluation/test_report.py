@@ -5,8 +5,9 @@ from html.parser import HTMLParser
 
 from tests.evaluation.test_screens import E, F, S, compared, played
 
-from palaestra.evaluation.report import comparison_page, evaluation_page, write_page
+from palaestra.evaluation.report import Viewer, comparison_page, evaluation_page, write_page
 from palaestra.evaluation.screens import ScreenEvaluation
+from palaestra.evaluation.viewer import viewer_link
 
 HOSTILE = "</title></script><img src=x onerror=alert(1)>"
 
@@ -71,6 +72,46 @@ def test_a_comparison_links_the_picture_beside_it_and_says_which_episode_it_show
     assert "img" not in kinds
     assert "The first episode of both" in comparison_page(compared([F], [S]), "Two", a="a", b="b", picture="x.png")
     assert "href" not in comparison_page(compared([S], [F]), "Two", a="a", b="b")
+
+
+def test_a_chart_draws_the_rate_and_the_interval_of_every_task_before_and_after():
+    page = comparison_page(compared([S] * 4, [F] * 4), "Two", a="after", b="before")
+    chart = page.split("<div class=chart>")[1].split("class=ticks")[0]
+    dots = re.findall(r"<circle class='dot (\w+)' cx=([\d.]+)%", chart)
+    ranges = re.findall(r"<line class='range (\w+)' x1=([\d.]+)% x2=([\d.]+)%", chart)
+    assert dots == [("other", "0.0"), ("main", "100.0")]
+    assert ranges == [("other", "0.0", "48.99"), ("main", "51.01", "100.0")]  # Wilson: 0 and 4 of 4
+    assert "0 % → 100 %" in chart
+    assert "<span><i class=other></i>B: before</span><span><i class=main></i>A: after</span>" in page
+
+
+def test_the_first_unsolved_episode_and_every_task_with_failures_link_to_the_viewer():
+    found = ScreenEvaluation.from_episodes(
+        [played("a/x", 0, S), played("a/x", 1, E), played("a/x", 2, F), played("b&c", 3, F), played("d", 4, S)]
+    )
+    _, tags, text = seen(evaluation_page(found, "Tiny model", viewer=Viewer("episodes.html")))
+    links = [attributes["href"] for tag, attributes in tags if tag == "a"]
+    first = found.entries[2].episode_id
+    assert links == [
+        viewer_link("episodes.html", key=first),
+        "episodes.html#?task=a%2Fx&outcome=unsolved",
+        "episodes.html#?task=b%26c&outcome=unsolved",
+    ]
+    assert "First episode that was not solved:" in text
+    assert text.count("1 not solved") == 2
+    solved = ScreenEvaluation.from_episodes([played("a/x", 0, S)])
+    assert "href" not in evaluation_page(solved, "Tiny model", viewer=Viewer("episodes.html"))
+
+
+def test_a_difference_that_may_be_chance_is_called_that():
+    assert "may be chance" in comparison_page(compared([S, F], [F, F]), "Two", a="a", b="b")
+    assert "may be chance" not in comparison_page(compared([S] * 20, [F] * 20), "Two", a="a", b="b")
+
+
+def test_a_picture_is_shown_inside_the_page_and_nothing_else_may_be_loaded():
+    page = comparison_page(compared([S], [F]), "Two", a="a", b="b", picture="x.png", picture_data=b"PNG")
+    assert '<img src="data:image/png;base64,UE5H"' in page
+    assert "default-src 'none'; style-src 'unsafe-inline'; img-src data:" in page
 
 
 def test_an_evaluation_without_episodes_still_has_a_page():

@@ -12,8 +12,9 @@ import pytest
 from tests.experience.episodes import HEIGHT, SCREEN, SHA, WIDTH, episode, png, turn
 
 from palaestra.errors import ConfigError
-from palaestra.evaluation.viewer import write_viewer
+from palaestra.evaluation.viewer import ViewedEpisode, viewer_link, write_viewer
 from palaestra.experience.trajectory import Outcome
+from palaestra.experience.turn_credit import EpisodeCredit
 from palaestra.sessions.browser.browser import Browser
 from palaestra.sessions.browser.chromium import find_chromium
 from palaestra.sessions.screen import Size
@@ -267,7 +268,7 @@ def test_keys_walk_through_episodes_and_turns_and_the_address_follows(tmp_path):
     j, k, right, left = ({"key": key} for key in ("j", "k", "ArrowRight", "ArrowLeft"))
     down = {"key": "ArrowDown"}
     answers = in_browser(
-        path, j, here, down, here, down, down, here, right, right, right, here, left, here, k, here,
+        path, here, j, here, down, down, here, right, right, right, here, left, here, k, here,
         "location.hash = '#e%2F2/2'; 1", "document.querySelector('.chosen') ? document.querySelector('.chosen').dataset"
         ".turn + document.querySelector('[aria-current] .about').title : 'wait'",
     )  # fmt: skip
@@ -285,7 +286,8 @@ def test_tokens_show_their_texts_and_probabilities_and_the_prompt_is_behind_a_fo
         path, {"key": "j", "text": "j"}, "[...document.querySelectorAll('.token')].map((t) => t.textContent)",
         "document.querySelector('.token').title",
         "[...document.querySelectorAll('.token')].map((t) => t.style.getPropertyValue('--d'))",
-        "(document.querySelector('details').open = true, document.querySelector('.prompt')?.textContent ?? 'wait')",
+        "(document.querySelector('.turn details').open = true,"
+        " document.querySelector('.prompt')?.textContent ?? 'wait')",
     )  # fmt: skip
     assert words == ["click", "<end>"]
     assert chance == "token 1 of 2: probability 0.500, log -0.693, version 4"
@@ -303,7 +305,8 @@ def test_hostile_text_is_shown_as_text_and_harms_nobody(tmp_path):
     )  # fmt: skip
     write_viewer([made], path, title=HOSTILE, texts=lambda ids: [HOSTILE] * len(ids))
     answers = in_browser(
-        path, {"key": "j", "text": "j"}, "document.querySelector('details').open = true, window.harmed ?? 'unharmed'",
+        path, {"key": "j", "text": "j"},
+        "document.querySelector('.turn details').open = true, window.harmed ?? 'unharmed'",
         "document.querySelector('h2').textContent", "document.querySelectorAll('img:not([data-place])').length",
         "document.querySelector('.wrong').textContent", "window.harmed ?? 'unharmed'",
     )  # fmt: skip
@@ -317,10 +320,93 @@ def test_a_picture_that_is_missing_or_no_picture_is_said_in_words(tmp_path):
     made = episode(turn(pictures=("0" * 64,)), turn(pictures=(junk,)), pictures={junk: b"junk"})
     write_viewer([made, episode(turns=(), episode_id="none")], path)
     lost, empty = in_browser(
-        path, {"key": "j", "text": "j"},
+        path,
         "(() => { const found = [...document.querySelectorAll('.lost')].map((l) => l.textContent);"
         " return found.length < 2 ? 'wait' : found; })()",
         "location.hash = '#none'; document.querySelector('.empty')?.textContent ?? 'wait'",
     )  # fmt: skip
     assert lost == ["This picture was not kept.", "This picture cannot be shown."]
     assert empty == "This episode has no turns."
+
+
+EPISODES = "[...document.querySelectorAll('#list li:not([hidden]) .about')].map((row) => row.title)"
+
+
+@needs_browser
+def test_it_opens_on_the_first_episode_that_was_not_solved_and_not_on_a_broken_session(tmp_path):
+    path = tmp_path / "view.html"
+    outcomes = (Outcome.SUCCESS, Outcome.ENVIRONMENT_FAILED, Outcome.TRUNCATED, Outcome.FAILURE)
+    write_viewer([episode(episode_id=f"e{i}", outcome=outcome) for i, outcome in enumerate(outcomes)], path)
+    assert in_browser(path, "location.hash") == ["#e2"]
+    write_viewer([episode(episode_id="a"), episode(episode_id="b")], path)
+    assert in_browser(path, "location.hash") == ["#a"]
+    write_viewer([], path)
+    assert in_browser(path, "document.querySelector('.empty').textContent") == ["There are no episodes here."]
+
+
+@needs_browser
+def test_a_link_names_a_task_a_policy_and_what_was_not_solved(tmp_path):
+    path, task = tmp_path / "view.html", dict(episode().task)
+    played = [
+        ViewedEpisode(episode(episode_id=name, outcome=Outcome(outcome), task=task | {"task": kind}), label)
+        for label in ("after", "before & B")
+        for name, outcome, kind in (
+            ("x", Outcome.SUCCESS, "a/b"),
+            ("y", Outcome.FAILURE, "a/b"),
+            ("z", Outcome.FAILURE, "c"),
+        )
+    ]
+    write_viewer(played, path)
+    link = viewer_link(path.name, task="a/b", label="before & B", unsolved=True)
+    assert link == "view.html#?task=a%2Fb&label=before%20%26%20B&outcome=unsolved"
+    settled = "location.hash.startsWith('#?') ? 'wait' : "
+    _, shown, here, _, other, _, all_of_them = in_browser(
+        path, f"location.hash = {link.partition('#')[2]!r}; 1", settled + EPISODES, "location.hash",
+        f"location.hash = {viewer_link('', key='after:z')!r}; 1",
+        "document.querySelector('[aria-current] .about').textContent.startsWith('after · c') ? 1 : 'wait'",
+        "location.hash = '?task=gone'; 1", f"{settled}{EPISODES}.length",
+    )  # fmt: skip
+    assert shown == ["y"]
+    assert here == "#before%20%26%20B%3Ay"
+    assert (other, all_of_them) == (1, 6)
+
+
+@needs_browser
+def test_a_turn_shows_the_advantage_and_the_value_that_training_recorded(tmp_path):
+    path = tmp_path / "view.html"
+    credit = EpisodeCredit("e1", 5, (-1.25, None), (0.5, 0.75))
+    write_viewer([ViewedEpisode(episode(turn(), turn()), credit=credit)], path)
+    shown, fact = in_browser(
+        path, "[...document.querySelectorAll('.turn .top')].map((top) => top.textContent)",
+        "document.querySelector('.facts').textContent",
+    )  # fmt: skip
+    assert "advantage −1.25value 0.5" in shown[0]
+    assert "advantage" not in shown[1]
+    assert "value 0.75" in shown[1]
+    assert "learned from in the update to version5" in fact
+
+
+@needs_browser
+def test_the_episodes_of_a_group_are_shown_side_by_side(tmp_path):
+    path = tmp_path / "view.html"
+    group = [
+        ViewedEpisode(
+            episode(
+                *[turn()] * (i + 1), episode_id=f"e{i}", group="g1", outcome=(Outcome.FAILURE, Outcome.SUCCESS)[i % 2]
+            ),
+            credit=EpisodeCredit(f"e{i}", 1, (i - 1.0,) * (i + 1), (None,) * (i + 1)),
+        )
+        for i, outcome in enumerate((Outcome.FAILURE, Outcome.SUCCESS, Outcome.FAILURE))
+    ]
+    write_viewer([*group, episode(episode_id="alone", group="g2")], path)
+    c = {"key": "c", "text": "c"}
+    chips, columns, heads, here, back, alone = in_browser(
+        path, "document.querySelector('.siblings .label').textContent", c,
+        "[...document.querySelectorAll('.column')].map((column) => column.querySelectorAll('figure').length)",
+        "[...document.querySelectorAll('.columnhead .credit')].map((each) => each.textContent)", "location.hash", c,
+        "location.hash", "location.hash = '#alone'; document.querySelector('.siblings') ? 'wait' : 'alone'",
+    )  # fmt: skip
+    assert chips == "Played 3 times from the same first screen, 1 solved:"
+    assert columns == [1, 2, 3]
+    assert heads == ["advantage −1", "advantage +0", "advantage +1"]
+    assert (here, back, alone) == ("#e0/compare", "#e0", "alone")

@@ -316,3 +316,25 @@ def test_an_episode_costs_little(clock):
         sink.emit(episode(number, number, 1.0))
 
     assert time.perf_counter() - began < 0.5  # 50 µs each, ten times what it takes
+
+
+def test_one_line_is_rewritten_four_times_a_second_and_a_warning_stands_above_it(clock):
+    stream = io.StringIO()
+    sink = ProgressSink(1_000, "run", stream, clock=clock, rewrite=True)
+    for step in range(1, 9):
+        clock.now = step / 8
+        sink.emit(episode(step * 100, step, 50.0))
+    sink.emit(LogLine("warning", "slow"))
+    clock.now = 2.0
+    sink.close()
+
+    first, *rewritten = stream.getvalue().split("\r")[1:]
+    assert first.startswith("200/1,000 steps (20 %)  return 50.0  ")
+    assert [line.split()[0] for line in rewritten if line.strip()] == [
+        "400/1,000",
+        "600/1,000",
+        "800/1,000",
+        "warning:",
+        "800/1,000",
+    ]
+    assert stream.getvalue().count("\n") == 2

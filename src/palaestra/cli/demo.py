@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,7 +15,7 @@ from palaestra.extras import require_extras
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
-    from palaestra.cli.eval_ui import ScreenReport
+    from palaestra.api.screen_evaluation import ScreenReport
     from palaestra.evaluation.before_after import EpisodePair
 
 MODEL = "tiny-reader"
@@ -84,7 +85,8 @@ def _train_on_screens() -> None:
         "names and submit; open a section and press the button in it. Takes a few minutes.\n"
     )
 
-    from palaestra.cli.eval_ui import evaluate_on_screens
+    from palaestra.api.screen_evaluation import evaluate_on_screens
+    from palaestra.cli.datasets.progress import show_progress
     from palaestra.files.run_directory import new_run_id
     from palaestra.train.screen_config import screen_config_from
     from palaestra.train.screens import train_screens
@@ -98,26 +100,21 @@ def _train_on_screens() -> None:
     print(f"\n{HELD_OUT} episodes on seeds that training did not use, with sampled actions:")
     before = run.attempts()[-1].checkpoints / "update_00000000"
     names = ("after training", "before training")
-    report = evaluate_on_screens(result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names)
-    _print_results(report, run.path)
+    progress = partial(show_progress, only_on_terminal=True)
+    report = evaluate_on_screens(
+        result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names, show_progress=progress
+    )
+    _print_results(report)
     print(f"Run {run.run_id} in {run.path}")
 
 
-def _print_results(report: ScreenReport, directory: Path) -> None:
-    """Write the viewer of the episodes and the clip, and print the figures and where everything is."""
-    from palaestra.cli.recordings.trajectories import load_run_tokenizer
-    from palaestra.evaluation import write_viewer
-    from palaestra.experience.trajectory_archive import TrajectoryArchive
-
+def _print_results(report: ScreenReport) -> None:
+    """Write the clip, and print the figures and where everything is."""
     print("\n".join(report.lines))
     low, high = report.document["comparison"]["ci95"]
     if low <= 0 <= high:
         print("The interval of the difference includes zero: this run does not show that training helped.")
-    page = directory / "trajectories.html"
-    episodes = (episode for archive in report.archives for episode in TrajectoryArchive(archive).load())
-    title = "Held-out episodes after and before training"
-    write_viewer(episodes, page, title=title, texts=load_run_tokenizer(directory))
-    files = {"Episodes": page, "Report": report.page}
+    files = {"Episodes": report.viewer, "Report": report.page}
     if report.pair is not None and report.picture is not None:
         files = {"Picture": report.picture, "Clip": write_clip(report.pair, report.picture.parent), **files}
         if report.pair.shows_improvement:

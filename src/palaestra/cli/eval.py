@@ -85,11 +85,19 @@ def eval_command(
     if video is not None:
         _check_video(video, frames, long=long, on_screens=on_screens)
     if on_screens:
-        from palaestra.cli.eval_ui import evaluate_on_screens
+        from palaestra.api.screen_evaluation import evaluate_on_screens
+        from palaestra.cli.datasets.progress import show_progress
 
-        greedy = None if sample is None else not sample
         report = evaluate_on_screens(
-            path, other, episodes=episodes, first=seed or 0, tasks=tasks, greedy=greedy, samples=samples, device=device
+            path,
+            other,
+            episodes=episodes,
+            first=seed or 0,
+            tasks=tasks,
+            greedy=None if sample is None else not sample,
+            samples=samples,
+            device=device,
+            show_progress=partial(show_progress, only_on_terminal=True),
         )
         print_json(report.document) if as_json else print("\n".join([*report.lines, *report.file_lines()]))
         return

@@ -85,6 +85,7 @@ def train_command(
     if quiet:
         words.append("telemetry.progress=false")
 
+    from palaestra.api.training import run_config
     from palaestra.config.file import apply_overrides
     from palaestra.config.packaged import read_config
     from palaestra.files.run_directory import Attempt, RunDirectory, find_checkpoint
@@ -96,21 +97,21 @@ def train_command(
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
     if name is not None:
         source = read_config(name)
-        data, given = source.data, source.text
+        data, text = source.data, source.text
         if source.path is None and not quiet:
             _print_defaults_notice(name)
     else:
         assert run is not None
-        data, given = run.read_config(), ""
+        data, text = run.read_config(), ""
         _check_algorithm_override(data, words, run.run_id)
     data = _apply_options(apply_overrides(data, words), num_steps, cluster_host)
     if check:
         _print_check(data, seed)
         return
     start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
-    prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
+    place = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
     weights = find_checkpoint(warm_start, root) if warm_start is not None else None
-    result = _train(data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=weights)
+    result = run_config(data, seed, root=root, given=text, resume=run, checkpoint=start, into=place, warm_start=weights)
     if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
         _print_result(result, as_json)
     if result.interrupted:
@@ -179,36 +180,16 @@ def _check_algorithm_override(data: dict[str, Any], words: list[str], run_id: st
 
 def _apply_options(data: dict[str, Any], num_steps: int | None, cluster_host: str | None) -> dict[str, Any]:
     """The configuration with the keys that options set."""
+    from palaestra.api.training import set_length
     from palaestra.config.file import is_ui_config, set_value
 
     if cluster_host is not None:
         if not is_ui_config(data):
             raise ConfigError("--cluster-host", cluster_host, "is only for UI agents", "Leave it out")
         set_value(data, "environment.cluster_host", cluster_host)
-    if num_steps is not None and is_ui_config(data):
-        set_value(data, "trainer.num_training_steps", num_steps)
-    elif num_steps is not None:
-        set_value(data, "trainer.total_timesteps", num_steps)
-        set_value(data, "trainer.iterations", None)  # the same length in another unit
+    if num_steps is not None:
+        set_length(data, num_steps)
     return data
-
-
-def _train(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingResult:
-    """Train a UI agent or a policy, depending on the configuration; both take the same options."""
-    from palaestra.config.file import is_ui_config
-    from palaestra.files.run_directory import new_run_id
-
-    if is_ui_config(data):
-        require_extras("UI agents", "vlm", "ui")
-        from palaestra.train.screen_config import screen_config_from
-        from palaestra.train.screens import train_screens
-
-        screen_config = screen_config_from(data, seed=seed)
-        return train_screens(screen_config, run_id=new_run_id(screen_config.name), argv=sys.argv, **options)
-    from palaestra.train import config_from, train
-
-    config = config_from(data, seed=seed)
-    return train(config, run_id=new_run_id(config.name or config.env.id.split(":")[-1]), argv=sys.argv, **options)
 
 
 def _print_check(data: dict[str, Any], seed: int | None) -> None:

@@ -89,6 +89,12 @@ class ObservationLayout:
                 raise leaf.shape_error(f"{array.shape} for {len(target)} environments")
             target[...] = array
 
+    def batch_size(self, value: Any) -> int | None:
+        """Number of observations in a batch; None for a single observation."""
+        leaf = self._leaves[0]
+        array = np.asarray(leaf.select(value))
+        return len(array) if array.ndim == len(leaf.shape) + 1 else None
+
     def single(self, value: Any) -> Observation:
         """A copy of one observation in stored form, without a leading axis."""
         out = self.empty((1,))

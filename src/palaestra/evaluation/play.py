@@ -21,7 +21,7 @@ from palaestra.policy.device import device_of, move_to
 from palaestra.policy.network import eval_mode
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Evaluation:
     """Returns and lengths of the episodes, by environment and order of play."""
 
@@ -49,6 +49,11 @@ class Evaluation:
     def success_rate(self) -> float | None:
         """Share of episodes that solved the task."""
         return None if self.successes is None else float(np.mean(self.successes))
+
+    def __repr__(self) -> str:
+        interval = "" if self.ci95 is None else f", 95 % interval {self.ci95[0]:.1f} to {self.ci95[1]:.1f}"
+        success = "" if self.success_rate is None else f", success rate {100 * self.success_rate:.0f} %"
+        return f"<Evaluation of {len(self.returns)} episodes: mean return {self.mean_return:.1f}{interval}{success}>"
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain JSON; success only if the environment reports it."""

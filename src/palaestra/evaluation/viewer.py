@@ -22,10 +22,12 @@ from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote, urlencode
 
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory, Turn
 from palaestra.experience.trajectory_archive import picture_file_name
+from palaestra.experience.turn_credit import EpisodeCredit
 
 MAX_BYTES = 256 * 2**20
 """Maximum size of a file with pictures inside; browsers open larger files slowly."""
@@ -33,6 +35,35 @@ SEARCHABLE = 2_000
 """Number of characters of the model's text that the list can search."""
 TokenTexts = Callable[[Sequence[int]], Sequence[str]]
 """Maps token ids to their texts."""
+
+
+@dataclass(frozen=True)
+class ViewedEpisode:
+    """An episode and what is known about it beyond its trajectory."""
+
+    trajectory: Trajectory
+    label: str = ""
+    """Name of the policy that played it, if the page shows several."""
+    credit: EpisodeCredit | None = None
+    """Advantage and value of each turn, if it was learned from."""
+
+    @property
+    def key(self) -> str:
+        """Name of the episode in the address of the page; unique if ids are unique for each label."""
+        return episode_key(self.trajectory.episode_id, self.label)
+
+
+def episode_key(episode_id: str, label: str = "") -> str:
+    """Name of an episode in the address of a page."""
+    return f"{label}:{episode_id}" if label else episode_id
+
+
+def viewer_link(page: str, *, key: str = "", task: str = "", label: str = "", unsolved: bool = False) -> str:
+    """The address of an episode in a page, or of its first episode of a task, of a label, or that was not solved."""
+    if key:
+        return f"{quote(page)}#{quote(key, safe='')}"
+    filters = {"task": task, "label": label, "outcome": "unsolved" if unsolved else ""}
+    return f"{quote(page)}#?{urlencode({name: value for name, value in filters.items() if value}, quote_via=quote)}"
 
 
 @dataclass(frozen=True)
@@ -53,7 +84,7 @@ class ViewerFile:
 
 
 def write_viewer(
-    trajectories: Iterable[Trajectory],
+    trajectories: Iterable[Trajectory | ViewedEpisode],
     path: Path,
     *,
     title: str = "Trajectories",
@@ -62,8 +93,8 @@ def write_viewer(
 ) -> ViewerFile:
     """Write the page for these trajectories in one pass.
 
-    `texts` maps token ids to texts; without it tokens are shown by number. Pictures are stored next to the file if it
-    would exceed `max_bytes` with them; with 0 always.
+    The page opens on the first episode that was not solved. `texts` maps token ids to texts; without it tokens are
+    shown by number. Pictures are stored next to the file if it would exceed `max_bytes` with them; with 0 always.
     """
     beside = path.with_name(f"{path.stem}_pictures")
     _check_output(path, beside)
@@ -72,8 +103,8 @@ def write_viewer(
         working = Path(temporary)
         with (working / "page").open("w", encoding="utf-8", errors="replace") as out:
             page = _Page(out, title, working / "pictures", Vocabulary(texts))
-            for trajectory in trajectories:
-                page.add(trajectory)
+            for one in trajectories:
+                page.add(one if isinstance(one, ViewedEpisode) else ViewedEpisode(one))
             inside = page.end(beside=beside.name, max_bytes=max_bytes)
         if beside.is_dir():
             shutil.rmtree(beside)
@@ -143,15 +174,19 @@ class _Page:
         top = _asset("viewer.html").replace("{{style}}", _asset("viewer.css")).replace("{{policy}}", policy)
         out.write(top.replace("{{title}}", escape(title)))
 
-    def add(self, trajectory: Trajectory) -> None:
+    def add(self, episode: ViewedEpisode) -> None:
+        trajectory = episode.trajectory
         for sha, data in trajectory.pictures.items():
             if sha not in self.places:
                 self.places[sha] = len(self._files)
                 self._files.append(picture_file_name(data))
                 (self.directory / self._files[-1]).write_bytes(data)
                 self._encoded_bytes += (len(data) + 2) // 3 * 4 + 64
-        self._out.write(_block(f"t{len(self.rows)}", episode_json(trajectory, self._vocabulary, self.places)))
-        self.rows.append(list_row(trajectory))
+        details = episode_json(trajectory, self._vocabulary, self.places)
+        if episode.credit is not None:
+            details["credit"] = episode.credit.to_json()
+        self._out.write(_block(f"t{len(self.rows)}", details))
+        self.rows.append(list_row(trajectory) | {"key": episode.key, "label": episode.label})
 
     def end(self, *, beside: str, max_bytes: int) -> bool:
         """Finish the page; returns whether the pictures are inside."""
@@ -190,6 +225,9 @@ def list_row(trajectory: Trajectory) -> dict[str, Any]:
     written = "\n".join(turn.text for turn in trajectory.turns)
     return {
         "id": trajectory.episode_id,
+        # Episodes of one group, or of one task, parameters and seed, can be shown side by side.
+        "siblings": trajectory.group
+        or json.dumps([task.get(name) for name in ("task", "params", "seed")], default=str),
         "task": str(task.get("task", "")),
         "seed": task.get("seed"),
         "outcome": trajectory.outcome.value,

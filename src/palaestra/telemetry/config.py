@@ -56,12 +56,13 @@ def open_telemetry(
     *,
     stream: TextIO | None = None,
     unit: Literal["steps", "updates"] = "steps",
+    line: TextIO | None = None,
 ) -> Telemetry:
     """Open the journal and every configured sink, or none of them.
 
     `resolved` is the resolved configuration, shown by W&B. TensorBoard files are written next to the journal, so that
     each attempt has its own. `stream` replaces stderr for the progress display, which counts `total_env_steps` in
-    `unit`.
+    `unit`. `line`: show progress on this stream instead, as one line that is rewritten.
     """
     check_telemetry(config)
     with ExitStack() as cleanup:
@@ -82,7 +83,7 @@ def open_telemetry(
                 # In the journal, where the run service reads it, because the output of W&B is silenced.
                 journal.emit(LogLine("info", f"View run at {wandb.url}"))
         if config.progress:
-            add(ProgressSink(total_env_steps, run_id, stream=stream, unit=unit))
+            add(ProgressSink(total_env_steps, run_id, stream=line or stream, unit=unit, rewrite=line is not None))
         else:
             add(WarningSink(stream))
         cleanup.pop_all()

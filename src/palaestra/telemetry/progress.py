@@ -1,14 +1,16 @@
 """Progress display of a training run on stderr.
 
 On a terminal: a bar, the remaining time and the most important metrics, redrawn at most ten times per second.
-Otherwise: one plain line every ten seconds and one at the end, without colour codes. Events drive the display; there is
-no thread. `rich` is imported when the first event arrives at a terminal.
+Otherwise: one plain line every ten seconds and one at the end, without colour codes. In a notebook or a script that
+calls `palaestra.train`: one short line that is rewritten. Events drive the display; there is no thread. `rich` is
+imported when the first event arrives at a terminal.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 import time
 from collections import deque
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _REDRAW_EVERY_S = 0.1
 PLAIN_LINE_EVERY_S = 10.0
+_REWRITE_EVERY_S = 0.25
 _RECENT_EPISODES = 100
 _CURVE_POINTS = 512
 _CURVE_WIDTH = 28
@@ -100,7 +103,7 @@ class ProgressRate:
 
 
 class ProgressSink:
-    """Shows one run. `plain` prints lines even on a terminal."""
+    """Shows one run. `plain` prints lines even on a terminal; `rewrite` rewrites one line with a carriage return."""
 
     def __init__(
         self,
@@ -110,11 +113,13 @@ class ProgressSink:
         plain: bool = False,
         clock: Callable[[], float] = time.monotonic,
         unit: Literal["steps", "updates"] = "steps",
+        rewrite: bool = False,
     ) -> None:
         """`total_env_steps` is counted in `unit`."""
         self._title, self._unit = title, unit
         self._stream = sys.stderr if stream is None else stream
-        self._plain = plain or not can_redraw(self._stream)
+        self._plain = plain or rewrite or not can_redraw(self._stream)
+        self._rewrite, self._written = rewrite, 0
         self._clock = clock
         now = clock()
         self._rate = ProgressRate(total_env_steps, now)
@@ -148,7 +153,8 @@ class ProgressSink:
             self._note = f"{event.phase}: {event.reason}" if event.reason else event.phase
         elif isinstance(event, LogLine):
             self._print_log_line(event)
-        if now - self._redraw_time >= (PLAIN_LINE_EVERY_S if self._plain else _REDRAW_EVERY_S):
+        interval = _REWRITE_EVERY_S if self._rewrite else PLAIN_LINE_EVERY_S if self._plain else _REDRAW_EVERY_S
+        if now - self._redraw_time >= interval:
             self._redraw(now)
 
     def flush(self) -> None:
@@ -163,8 +169,11 @@ class ProgressSink:
         self._closed = True
         now = self._clock()
         if self._plain:
-            if self._rate.env_step != self._redraw_step and self._rate.env_step:
+            if (self._rewrite or self._rate.env_step != self._redraw_step) and self._rate.env_step:
                 self._redraw(now)
+            if self._written:
+                self._stream.write("\n")
+                self._stream.flush()
         elif self._live is not None:
             # `stop` draws the last update.
             self._live.update(self.panel(self._live.console, now))
@@ -204,14 +213,24 @@ class ProgressSink:
     def _redraw(self, now: float) -> None:
         self._redraw_time = now
         self._redraw_step = self._rate.env_step
-        if self._plain:
+        if self._rewrite:
+            self._rewrite_line(self._plain_line(now))
+        elif self._plain:
             self._write(self._plain_line(now))
         else:
             live = self._start_live()
             live.update(self.panel(live.console, now), refresh=True)
 
     def _write(self, text: str) -> None:
-        self._stream.write(text + "\n")
+        self._stream.write(f"\r{' ' * self._written}\r{text}\n" if self._written else text + "\n")
+        self._written = 0
+        self._stream.flush()
+
+    def _rewrite_line(self, text: str) -> None:
+        if self._stream.isatty():
+            text = text[: shutil.get_terminal_size().columns - 1]  # a wrapped line could not be rewritten
+        self._stream.write(f"\r{text.ljust(self._written)}")
+        self._written = len(text)
         self._stream.flush()
 
     def _start_live(self) -> Live:
@@ -228,8 +247,10 @@ class ProgressSink:
     def _plain_line(self, now: float) -> str:
         rate = self._rate
         steps = f"{_format_count(rate.env_step)}/{_format_count(rate.total)} {self._unit}"
-        parts = [f"{self._title}  {steps} ({_format_percent(rate.fraction())})"]
-        for label, metric in (("success", "success_rate"), ("return", "episode_return"), ("length", "episode_length")):
+        title = "" if self._rewrite else f"{self._title}  "
+        parts = [f"{title}{steps} ({_format_percent(rate.fraction())})"]
+        shown = (("success", "success_rate"), ("return", "episode_return"), ("length", "episode_length"))
+        for label, metric in shown[:2] if self._rewrite else shown:
             value = self._value(metric)
             if value is not None:
                 parts.append(f"{label} {_format_value(value, metric)}")
@@ -320,7 +341,7 @@ class ProgressSink:
         low, high = min(points), max(points)
         label = "return" if self._unit == "steps" else "success"
         line = Text(f"\n{label} so far  ", style="dim", no_wrap=True, overflow="ellipsis")
-        line.append(_render_bars(points, max(4, min(_CURVE_WIDTH, console.width - 36))), style="green")
+        line.append(render_bars(points, max(4, min(_CURVE_WIDTH, console.width - 36))), style="green")
         line.append(f"  {_format_value(low, self._curve_metric)} … {_format_value(high, self._curve_metric)}")
         return line
 
@@ -330,7 +351,7 @@ def can_redraw(stream: TextIO) -> bool:
     return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
 
-def _render_bars(values: list[float], width: int) -> str:
+def render_bars(values: list[float], width: int) -> str:
     """The values as a row of bars, scaled from the lowest to the highest value."""
     width = min(width, len(values))
     edges = [i * len(values) // width for i in range(width + 1)]

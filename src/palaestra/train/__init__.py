@@ -1,8 +1,11 @@
-"""One training run: its configuration and the components of actor and learner."""
+"""One training run: its configuration and the components of actor and learner.
+
+The package can be called: `palaestra.train("CartPole-v1")` is `palaestra.api.train`.
+"""
 
 from typing import TYPE_CHECKING
 
-from palaestra.lazy import lazy_attributes
+from palaestra.lazy import lazy_attributes, make_callable
 
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig, config_from, load_config
@@ -36,3 +39,5 @@ __getattr__, __dir__ = lazy_attributes(
         "train": "vector",
     },
 )
+
+make_callable(__name__, "palaestra.api.training:train")

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
-from palaestra.env.make import EnvConfig, make_env, with_time_limit
-from palaestra.env.vector import VectorEnv
+from palaestra.env.make import EnvConfig, base_env_id, make_env, with_time_limit
+from palaestra.env.vector import Space, VectorEnv
 from palaestra.evaluation.play import Evaluation, evaluate
 from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.policy.build import build_policy
@@ -71,6 +73,33 @@ def evaluate_during_training(config: RunConfig, policy: nn.Module) -> dict[str, 
     if result.success_rate is not None:
         metrics["eval_success_rate"] = result.success_rate
     return metrics
+
+
+@dataclass(frozen=True)
+class LoadedPolicy:
+    """The policy of a checkpoint, and the spaces of the environment it was trained in."""
+
+    config: RunConfig
+    policy: nn.Module
+    observation_space: Space
+    action_space: Space
+
+
+def load_vector_policy(path: Path, *, env: Mapping[str, Any] | None = None, device: Device = "cpu") -> LoadedPolicy:
+    """Load the policy of a checkpoint. `env` replaces keys of the section `env` of its configuration."""
+    here = choose_device(device)
+    checkpoint = load_checkpoint(path, kind="vector")
+    config = config_from(checkpoint.about["config"])
+    # The environment that a compiled one copies has the same spaces.
+    update = {"id": base_env_id(config.env.id), "num_envs": 1, "vectorization": "in_process", **(env or {})}
+    single = make_env(config.env.model_copy(update=update))
+    try:
+        policy = make_policy(config, single, here, pretrained=False)
+        spaces = single.observation_space, single.action_space
+    finally:
+        single.close()
+    load_weights(policy, checkpoint.policy)
+    return LoadedPolicy(config, policy, *spaces)
 
 
 def evaluate_checkpoint(

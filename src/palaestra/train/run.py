@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TextIO, TypeAlias, cast
 
 from safetensors import SafetensorError
 
@@ -37,6 +37,10 @@ from palaestra.transport.weights import WeightPublisher
 if TYPE_CHECKING:
     from palaestra.train.config import RunConfig, TrainerConfig
     from palaestra.train.screen_config import ScreenRunConfig, ScreenTrainerConfig
+
+
+RunCallback: TypeAlias = Callable[[dict[str, float]], bool | None]
+"""Called after every update with its metrics, `update` and `env_step` among them; returning False ends the run."""
 
 
 class Update(NamedTuple):
@@ -185,11 +189,14 @@ def train(
     checkpoint: Path | None = None,
     into: Attempt | None = None,
     warm_start: Path | None = None,
+    callback: RunCallback | None = None,
+    progress_line: TextIO | None = None,
 ) -> TrainingResult:
     """Run a configuration: in a new run, as another attempt (`resume`), or `into` a prepared attempt.
 
     `checkpoint`: where a resume continues, by default the run's newest. `warm_start`: a checkpoint of which only the
-    weights are loaded. `build` creates the components; the stack releases their resources.
+    weights are loaded. `build` creates the components; the stack releases their resources. `progress_line`: shows
+    progress as one line on this stream, if the configuration asks for progress at all.
     """
     check_telemetry(config.telemetry)
     with ExitStack() as stack:
@@ -226,7 +233,7 @@ def train(
         run, attempt = cast(tuple[RunDirectory, Attempt], ranks.broadcast(started))
         paths, length = (run.path, run.run_id, schedule.total, resolved, attempt.journal), schedule.unit
         telemetry = stack.enter_context(
-            open_telemetry(config.telemetry, *paths, unit=length) if ranks.is_first else Telemetry()
+            open_telemetry(config.telemetry, *paths, unit=length, line=progress_line) if ranks.is_first else Telemetry()
         )
         telemetry.emit(PhaseChanged("running", "resumed" if resume else "started"))
         for level, text in components.notices():
@@ -234,7 +241,7 @@ def train(
         if not exact:
             text = "The environments could not be restored and start new episodes."
             telemetry.emit(LogLine("warning", text))
-        return _Run(components, resolved, run, attempt, telemetry, ranks).execute()
+        return _Run(components, resolved, run, attempt, telemetry, ranks, callback).execute()
 
 
 @contextmanager
@@ -266,8 +273,9 @@ class _Run:
         attempt: Attempt,
         telemetry: Telemetry,
         ranks: Ranks,
+        callback: RunCallback | None,
     ) -> None:
-        self._ranks = ranks
+        self._ranks, self._callback, self._ended_by_callback = ranks, callback, False
         self._components, self._schedule, self._progress = components, components.schedule, components.source.progress
         self._resolved, self._run, self._attempt, self._telemetry = resolved, run, attempt, telemetry
         self._interruption = _Interruption()
@@ -299,15 +307,16 @@ class _Run:
                 self._save_after_failure()
             self._telemetry.emit(PhaseChanged("failed", self._run.add_resume_hint(error, self._saved)))
             raise
-        ending = ("stopped", "interrupted") if stop.requested else ("succeeded", "done")
-        self._telemetry.emit(PhaseChanged(*ending))
+        reason = "interrupted" if stop.requested else "ended by a callback" if self._ended_by_callback else ""
+        self._telemetry.emit(PhaseChanged("stopped", reason) if reason else PhaseChanged("succeeded", "done"))
         return TrainingResult(self._run, self._progress.steps, self._final, checkpoint, stop.requested)
 
     def _is_complete(self) -> bool:
         done = self._progress.steps if self._schedule.unit == "steps" else self._progress.updates
         # A signal reaches the processes at different times.
         self._interruption.requested = self._ranks.any(self._interruption.requested)
-        return self._interruption.requested or done >= self._schedule.total
+        self._ended_by_callback = self._ranks.any(self._ended_by_callback)
+        return self._interruption.requested or self._ended_by_callback or done >= self._schedule.total
 
     def _evaluate_first(self) -> None:
         if self._schedule.evaluate_first and self._progress.updates == 0:
@@ -337,6 +346,9 @@ class _Run:
         overdue = self._ranks.any(overdue and self._ranks.is_first)
         if overdue or evaluates or _is_due(every.checkpoint_every, number):
             self._save(self._score(metrics))
+        if self._callback is not None and self._ranks.is_first:
+            facts = {"update": float(number), "env_step": float(self._progress.steps)}
+            self._ended_by_callback = self._callback(metrics | facts) is False
 
     def _warn(self, text: str) -> None:
         self._telemetry.emit(LogLine("warning", text))

@@ -25,6 +25,7 @@ from palaestra.actor.inference import RolloutWorkers, start_rollout_workers
 from palaestra.errors import ConfigError
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.experience.turn_credit import append_credits, keep_credits
 from palaestra.files.run_directory import Attempt
 from palaestra.learner.trajectories.proof import Reason
 from palaestra.policy.vlm import VLMPolicy
@@ -206,8 +207,11 @@ class _ScreenRun(ModelRun):
             failures = self._episodes.failures
             texts += [f"An actor was replaced: {text}." for text in failures[self._failures_reported :]]
             self._failures_reported = len(failures)
-        if self._archive is not None and self.source.progress.updates % ARCHIVE_TRIM_INTERVAL == 0:
-            self._archive.keep(self._config.trajectories_kept)
+        if self._archive is not None:
+            append_credits(self._archive.directory, self.learner.last_credits)
+            if self.source.progress.updates % ARCHIVE_TRIM_INTERVAL == 0:
+                self._archive.keep(self._config.trajectories_kept)
+                keep_credits(self._archive.directory, (entry.episode_id for entry in self._archive.entries()))
         return texts
 
     def _explain_no_learning(self, metrics: Mapping[str, float]) -> str:

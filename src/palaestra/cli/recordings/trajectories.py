@@ -75,15 +75,18 @@ def view_command(
         raise ConfigError("--max-megabytes", max_megabytes, "must not be negative")
     selection = _select(source, task, outcome, version, limit, require_match=True)
     from palaestra.evaluation import write_viewer
+    from palaestra.evaluation.viewer import ViewedEpisode
+    from palaestra.experience.turn_credit import read_credits
 
     if tokenizer is None:
         # An archive is a directory in an attempt of a run.
         texts = load_run_tokenizer(selection.archives[0].directory.parents[1])
     else:
         texts = load_tokenizer(tokenizer)
-    page = write_viewer(
-        selection.load(), output, title=f"Trajectories of {source}", texts=texts, max_bytes=max_megabytes * 2**20
-    )
+    credits = {name: one for archive in selection.archives for name, one in read_credits(archive.directory).items()}
+    episodes = (ViewedEpisode(one, credit=credits.get(one.episode_id)) for one in selection.load())
+    title = f"Episodes of {_short_name(source)}"
+    page = write_viewer(episodes, output, title=title, texts=texts, max_bytes=max_megabytes * 2**20)
     selection.print_warnings()
     if as_json:
         print_json(page.to_json())
@@ -107,7 +110,7 @@ def report_command(
     selection = _select(source, task, "", version, limit, require_match=True)
     other = _select(against, task, "", version, limit, require_match=True) if against is not None else None
 
-    from palaestra.cli.eval_ui import format_comparison, format_score
+    from palaestra.api.screen_evaluation import format_comparison, format_score
     from palaestra.evaluation import (
         ScreenComparison,
         ScreenEvaluation,
@@ -118,13 +121,14 @@ def report_command(
 
     evaluation = ScreenEvaluation.from_episodes(entry for _, entry in selection.entries)
     document: dict[str, Any] = evaluation.to_json()
-    lines, page = [format_score(source, evaluation)], evaluation_page(evaluation, f"Evaluation of {source}")
+    lines, page = [format_score(source, evaluation)], evaluation_page(evaluation, f"Episodes of {_short_name(source)}")
     if other is not None:
         baseline = ScreenEvaluation.from_episodes(entry for _, entry in other.entries)
         comparison = ScreenComparison(evaluation, baseline)
         document |= {"against": baseline.to_json(), "comparison": comparison.to_json()}
         lines += [format_score(str(against), baseline), format_comparison(comparison)]
-        page = comparison_page(comparison, f"{source} against {against}", a=source, b=str(against))
+        a, b = _short_name(source), _short_name(str(against))
+        page = comparison_page(comparison, f"{a}, compared with {b}", a=a, b=b)
     if output is not None:
         write_page(page, output)
         document["page"] = str(output)
@@ -226,6 +230,16 @@ def _open_archives(source: str) -> list[TrajectoryArchive]:
         remedy = "Give a run that recorded some, or a directory with an index.jsonl"
         raise ConfigError("trajectories", source, "no trajectories here", remedy)
     return archives
+
+
+def _short_name(source: str) -> str:
+    """The name of a run for a title: its id, instead of the path of its directory."""
+    path = Path(source)
+    if not path.is_dir():
+        return source
+    parts = [part for part in path.resolve().parts if part not in ("trajectories", "checkpoints")]
+    last = parts[-1] if parts else source
+    return f"{parts[-2]}, {last.replace('_', ' ')}" if last.startswith("attempt_") and len(parts) > 1 else last
 
 
 def _format_entry(entry: TrajectoryEntry) -> str:

@@ -10,7 +10,9 @@
     unreadable: ["?", "unreadable"], environment_failed: ["!", "environment failed"],
   };
   const SVG = "http://www.w3.org/2000/svg";
-  let shown = [], current = -1, turn = -1, watcher = null;
+  let shown = [], current = -1, turn = -1, watcher = null, comparing = false;
+  const groups = new Map();
+  episodes.forEach(({siblings}, place) => groups.set(siblings, [...(groups.get(siblings) || []), place]));
 
   function el(tag, set, ...children) {
     const made = document.createElement(tag);
@@ -26,6 +28,9 @@
   const number = (value) => typeof value !== "number" ? String(value)
     : Number.isInteger(value) ? String(value) : String(Math.round(value * 1000) / 1000);
   const plural = (n, word) => `${n.toLocaleString("en")} ${word}${n === 1 ? "" : "s"}`;
+  const signed = (value) => `${value < 0 ? "−" : "+"}${number(Math.abs(value))}`;
+  const isSolved = (episode) => episode.outcome === "success";
+  const isUnsolved = (episode) => !isSolved(episode) && episode.outcome !== "environment_failed";
   const versionsOf = ([low, high]) => low < 0 ? "none" : low === high ? String(low) : `${low} to ${high}`;
 
   // ---------------------------------------------------------------- the list
@@ -45,12 +50,18 @@
     const tasks = [...tally((e) => e.task)].sort(([a], [b]) => a < b ? -1 : 1);
     fill(byId("task"), `All ${plural(tasks.length, "task")}`, tasks.map(([task, n]) => [task, `${task} (${n})`]));
     const outcomes = tally((e) => e.outcome);
-    fill(byId("outcome"), "Any outcome", Object.entries(OUTCOMES).filter(([name]) => outcomes.has(name))
-      .map(([name, [, words]]) => [name, `${words} (${outcomes.get(name)})`]));
+    const unsolved = episodes.filter(isUnsolved).length;
+    fill(byId("outcome"), "Any outcome", [...(unsolved ? [["unsolved", `not solved, in any way (${unsolved})`]] : []),
+      ...Object.entries(OUTCOMES).filter(([name]) => outcomes.has(name))
+        .map(([name, [, words]]) => [name, `${words} (${outcomes.get(name)})`])]);
+    const labels = [...tally((e) => e.label)];
+    fill(byId("label"), "All policies", labels.map(([label, n]) => [label, `${label} (${n})`]));
+    byId("label").hidden = labels.length < 2;
     const versions = new Set();
     for (const {versions: [low, high]} of episodes) if (low >= 0) { versions.add(low); versions.add(high); }
     fill(byId("version"), "Any version", [...versions].sort((a, b) => a - b).map((v) => [v, `version ${v}`]));
-    for (const id of ["task", "outcome", "version"]) byId(id).addEventListener("change", filter);
+    byId("version").hidden = versions.size < 2;
+    for (const id of ["label", "task", "outcome", "version"]) byId(id).addEventListener("change", filter);
     byId("search").addEventListener("input", filter);
   }
 
@@ -58,14 +69,15 @@
     const rows = document.createDocumentFragment();
     episodes.forEach((episode, place) => {
       const [sign, words] = OUTCOMES[episode.outcome];
-      episode.found = [episode.id, episode.task, `seed ${episode.seed}`, episode.instruction, episode.reason,
+      episode.found = [episode.id, episode.label, episode.task, `seed ${episode.seed}`, episode.instruction, episode.reason,
         episode.written].join("\n").toLowerCase();
       episode.row = el("button", {class: "row", type: "button", onclick: () => open(place)},
         el("span", {class: `badge ${episode.outcome}`, text: sign, title: words, "aria-label": words}),
-        el("span", {text: `${episode.task} · ${episode.seed}`}),
+        el("span", {text: episode.instruction || episode.task, title: episode.instruction}),
         el("span", {class: "number", text: number(episode.reward), title: "reward"}),
         el("span", {class: "about", title: episode.id,
-          text: `${plural(episode.steps, "step")} · v${versionsOf(episode.versions)} · ${episode.instruction || episode.id}`}));
+          text: [episode.label, episode.task, `seed ${episode.seed}`, plural(episode.steps, "step"),
+            episode.versions[0] < 0 ? "" : `version ${versionsOf(episode.versions)}`].filter(Boolean).join(" · ")}));
       episode.item = el("li", null, episode.row);
       rows.append(episode.item);
     });
@@ -74,11 +86,13 @@
 
   function filter() {
     const task = byId("task").value, outcome = byId("outcome").value, version = byId("version").value;
+    const label = byId("label").value;
     const words = byId("search").value.toLowerCase().split(/\s+/).filter(Boolean);
     shown = [];
     let counted = 0, solved = 0;
     episodes.forEach((episode, place) => {
-      const fits = (!task || episode.task === task) && (!outcome || episode.outcome === outcome)
+      const fits = (!task || episode.task === task) && (!label || episode.label === label)
+        && (!outcome || (outcome === "unsolved" ? isUnsolved(episode) : episode.outcome === outcome))
         && (version === "" || (episode.versions[0] <= +version && +version <= episode.versions[1]))
         && words.every((word) => episode.found.includes(word));
       if (episode.item.hidden === fits) episode.item.hidden = !fits;
@@ -120,13 +134,13 @@
   }
 
   // `size` is the screen in pixels, the unit of actions. The picture may be drawn at another size.
-  function screen(place, size, drawing, words) {
+  function screen(place, size, drawing, words, scale = 2) {
     const frame = el("div", {class: "screen"}), made = picture(place, words);
     frame.append(made);
     const lay = (width, height) => {
       if (made.tagName === "IMG") {
-        made.setAttribute("width", width < 340 ? width * 2 : width);
-        made.setAttribute("height", width < 340 ? height * 2 : height);
+        made.setAttribute("width", width < 340 ? width * scale : width);
+        made.setAttribute("height", width < 340 ? height * scale : height);
       }
       if (drawing && made.tagName === "IMG") frame.append(drawing(width, height));
     };
@@ -241,10 +255,24 @@
 
   // ---------------------------------------------------------------- one episode
 
-  function card(one, place, size, pointer) {
+  // The advantage of a turn in the loss, and its value before the update; only of episodes that were learned from.
+  function credit(full, place) {
+    const known = full.credit;
+    if (!known) return [];
+    const advantage = known.advantages[place], value = known.values[place];
+    const sign = advantage > 0 ? "up" : advantage < 0 ? "down" : "";
+    return [
+      typeof advantage === "number" ? el("span", {class: `credit ${sign}`, text: `advantage ${signed(advantage)}`,
+        title: "Above zero, the update made this reply more likely; below, less likely."}) : null,
+      typeof value === "number" ? el("span", {text: `value ${number(value)}`, title: "What the model expected before the update."}) : null,
+    ];
+  }
+
+  function card(full, place, size, pointer) {
+    const one = full.turns[place];
     const earlier = one.pictures.slice(0, -1), seen = one.sizes[one.sizes.length - 1];
     const left = el("div", null,
-      el("div", {class: "top"}, el("h3", {text: `Turn ${place + 1}`}), el("span", {text: `reward ${number(one.reward)}`}),
+      el("div", {class: "top"}, el("h3", {text: `Turn ${place + 1}`}), el("span", {text: `reward ${number(one.reward)}`}), ...credit(full, place),
         el("span", {text: `version ${one.versions.map(([v, n]) => one.versions.length > 1 ? `${v} ×${n}` : v).join(", ") || "none"}`}),
         seen ? el("span", {text: `seen at ${seen[0]} × ${seen[1]}`}) : null),
       one.pictures.length
@@ -265,38 +293,113 @@
     return el("section", {class: "turn", "data-turn": place}, left, right);
   }
 
+  // Names and values of parameters as words; those without a value are left out.
+  function pairs(values) {
+    return Object.entries(values).filter(([, value]) => value !== null && value !== "")
+      .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "string" ? value : JSON.stringify(value)}`).join(", ");
+  }
+
+  function backButton() {
+    return el("button", {class: "back", type: "button", text: "← all episodes", onclick: () => { document.body.dataset.view = "list"; }});
+  }
+
   function fact(name, value) {
     return value === null || value === undefined || value === "" ? null
       : el("div", null, el("dt", {text: name}), el("dd", {text: String(value)}));
   }
 
-  function head(episode, full) {
-    const [sign, words] = OUTCOMES[episode.outcome];
-    const params = Object.keys(full.params).length ? JSON.stringify(full.params) : "";
-    return el("div", {class: "head"},
-      el("button", {class: "back", type: "button", text: "← all episodes", onclick: () => { document.body.dataset.view = "list"; }}),
+  // ---------------------------------------------------------------- episodes of the same group or seed
+
+  const siblingsOf = (place) => groups.get(episodes[place].siblings) || [];
+
+  const totalAdvantage = (full) => {
+    const known = full.credit ? full.credit.advantages.filter((value) => typeof value === "number") : [];
+    return known.length ? known.reduce((a, b) => a + b, 0) / known.length : null;
+  };
+
+  function siblingStrip(place, compared) {
+    const members = siblingsOf(place);
+    if (members.length < 2) return null;
+    const solved = members.filter((member) => isSolved(episodes[member])).length;
+    return el("div", {class: "siblings"},
+      el("span", {class: "label", text: `Played ${members.length} times from the same first screen, ${solved} solved:`}),
+      ...members.map((member, i) => {
+        const [sign, words] = OUTCOMES[episodes[member].outcome];
+        return el("button", {class: "chip", type: "button", "aria-current": !compared && member === place ? "true" : null,
+          title: `${words}, reward ${number(episodes[member].reward)}`, onclick: () => open(member)},
+          el("span", {class: `badge ${episodes[member].outcome}`, text: sign}), ` ${episodes[member].label || i + 1}`);
+      }),
+      compared ? el("button", {class: "chip act", type: "button", text: "one at a time", onclick: () => open(place)})
+        : el("button", {class: "chip act", type: "button", text: "side by side", onclick: () => compare(place)}));
+  }
+
+  function column(member, number_) {
+    const episode = episodes[member], full = parsed(`t${member}`), [sign, words] = OUTCOMES[episode.outcome];
+    const size = full.width && full.height ? [full.width, full.height] : null, advantage = totalAdvantage(full);
+    const made = el("section", {class: "column"},
+      el("button", {class: "columnhead", type: "button", onclick: () => open(member), title: "Open this episode"},
+        el("span", {class: `badge ${episode.outcome}`, text: `${sign} ${words}`}),
+        el("span", {class: "label", text: [episode.label || `episode ${number_}`, `reward ${number(episode.reward)}`].join(" · ")}),
+        advantage === null ? null : el("span", {class: `credit ${advantage > 0 ? "up" : advantage < 0 ? "down" : ""}`,
+          text: `advantage ${signed(advantage)}`})));
+    let pointer = null;
+    full.turns.forEach((one, i) => {
+      const at = one.pictures.length ? one.pictures[one.pictures.length - 1] : -1;
+      made.append(el("figure", null, screen(at, size, one.action && drawing(one.action, pointer), `The screen at turn ${i + 1}`, 1.5),
+        el("figcaption", {class: one.action ? "" : "wrong", text: `${i + 1}. ${one.action ? one.words : `could not be read: ${one.unreadable}`}`})));
+      pointer = pointerAfter(one.action, pointer);
+    });
+    if (full.last !== null) {
+      made.append(el("figure", null, screen(full.last, size, null, "The last screen", 1.5), el("figcaption", {text: "after the last action"})));
+    }
+    return made;
+  }
+
+  function compare(place) {
+    const members = siblingsOf(place), episode = episodes[place], main = byId("episode");
+    if (members.length < 2) return;
+    watch();
+    main.replaceChildren(el("div", {class: "head"}, backButton(),
       el("h2", {text: episode.instruction || episode.task}),
-      el("p", {class: "sub", text: `${episode.task} · seed ${episode.seed}${params ? ` · ${params}` : ""}`}),
+      el("p", {class: "sub", text: `${episode.task} · seed ${episode.seed}`}), siblingStrip(place, true)),
+    el("div", {class: "columns"}, ...members.map((member, i) => column(member, i + 1))));
+    choosePlace(place);
+    comparing = true;
+    remember();
+  }
+
+  function head(place, full) {
+    const episode = episodes[place], [sign, words] = OUTCOMES[episode.outcome];
+    const params = pairs(full.params), verifier = pairs(full.detail);
+    return el("div", {class: "head"},
+      backButton(),
+      el("h2", {text: episode.instruction || episode.task}),
+      el("p", {class: "sub", text: [episode.task, `seed ${episode.seed}`, params].filter(Boolean).join(" · ")}),
       el("p", {class: `badge ${episode.outcome}`, text: `${sign} ${words}${episode.reason ? `: ${episode.reason}` : ""}`}),
+      siblingStrip(place, false),
       el("dl", {class: "facts"},
+        episode.label ? fact("policy", episode.label) : null,
         fact("reward", number(episode.reward)),
         fact("turns", `${episode.steps}${full.step_limit ? ` of at most ${full.step_limit}` : ""}`),
-        fact("policy version", versionsOf(episode.versions)), fact("seconds", number(episode.seconds)),
+        fact("policy version", versionsOf(episode.versions)),
+        full.credit ? fact("learned from in the update to version", full.credit.version) : null,
+        fact("seconds", number(episode.seconds)),
+        el("div", null, el("dt", {text: "token colour"}), el("dd", null, "unlikely", el("span", {class: "scale"}), "certain; point or tap for the number"))),
+      el("details", {class: "more"}, el("summary", {text: "Session, sampling and verifier"}), el("dl", {class: "facts"},
         fact("temperature", number(full.temperature)), fact("codec", full.codec), fact("group", full.group),
         fact("broken sessions before", full.attempt || ""), fact("session", full.session), fact("episode", episode.id),
         fact("started", full.started_at ? new Date(full.started_at * 1000).toISOString().slice(0, 19).replace("T", " ") + " UTC" : ""),
-        fact("verifier", Object.keys(full.detail).length ? JSON.stringify(full.detail) : ""),
-        el("div", null, el("dt", {text: "token colour"}), el("dd", null, "unlikely", el("span", {class: "scale"}), "certain; point or tap for the number"))));
+        fact("verifier", verifier))));
   }
 
   function open(place, at) {
     const episode = episodes[place], full = parsed(`t${place}`), main = byId("episode");
     const size = full.width && full.height ? [full.width, full.height] : null;
     watch();
-    main.replaceChildren(head(episode, full));
+    main.replaceChildren(head(place, full));
     let pointer = null;
     full.turns.forEach((one, i) => {
-      main.append(card(one, i, size, pointer));
+      main.append(card(full, i, size, pointer));
       pointer = pointerAfter(one.action, pointer);
     });
     if (full.last !== null) {
@@ -304,19 +407,25 @@
         el("div", {class: "top"}, el("h3", {text: "After the last action"})), screen(full.last, size, null, "The last screen"))));
     }
     if (!full.turns.length && full.last === null) main.append(el("p", {class: "empty", text: "This episode has no turns."}));
-    if (current >= 0) episodes[current].row.removeAttribute("aria-current");
-    current = place;
-    turn = -1;
-    episode.row.setAttribute("aria-current", "true");
-    episode.row.scrollIntoView({block: "nearest"});
-    document.body.dataset.view = "episode";
-    main.scrollTop = 0;
+    choosePlace(place);
     if (at) choose(at - 1);
     else remember();
   }
 
+  function choosePlace(place) {
+    if (current >= 0) episodes[current].row.removeAttribute("aria-current");
+    current = place;
+    turn = -1;
+    comparing = false;
+    episodes[place].row.setAttribute("aria-current", "true");
+    episodes[place].row.scrollIntoView({block: "nearest"});
+    document.body.dataset.view = "episode";
+    byId("episode").scrollTop = 0;
+  }
+
   function remember() {
-    history.replaceState(null, "", `#${encodeURIComponent(episodes[current].id)}${turn >= 0 ? `/${turn + 1}` : ""}`);
+    const at = comparing ? "/compare" : turn >= 0 ? `/${turn + 1}` : "";
+    history.replaceState(null, "", `#${encodeURIComponent(episodes[current].key)}${at}`);
   }
 
   function choose(place) {
@@ -336,18 +445,39 @@
   }
 
   function follow() {
+    if (location.hash.startsWith("#?")) return preset(new URLSearchParams(location.hash.slice(2)));
     const [id, at] = location.hash.slice(1).split("/");
     let wanted = id;
     try { wanted = decodeURIComponent(id); } catch (error) { wanted = id; }
-    const place = episodes.findIndex((episode) => episode.id === wanted);
+    const place = episodes.findIndex((episode) => episode.key === wanted);
     if (!id || place < 0) return false;
-    open(place, parseInt(at, 10) || 0);
+    if (at === "compare" && siblingsOf(place).length > 1) compare(place);
+    else open(place, parseInt(at, 10) || 0);
+    return true;
+  }
+
+  // Filters in the address, as the links of a report have them.
+  function preset(wanted) {
+    for (const id of ["label", "task", "outcome"]) {
+      const value = wanted.get(id) || "";
+      byId(id).value = [...byId(id).options].some((option) => option.value === value) ? value : "";
+    }
+    filter();
+    return openFirst();
+  }
+
+  // The first episode in the list that was not solved, which is what people look for; else the first one.
+  function openFirst() {
+    if (!shown.length) return false;
+    const place = shown.find((each) => isUnsolved(episodes[each]));
+    open(place === undefined ? shown[0] : place);
     return true;
   }
 
   const KEYS = {
     j: () => step(1), ArrowDown: () => step(1), k: () => step(-1), ArrowUp: () => step(-1),
     l: () => choose(turn + 1), ArrowRight: () => choose(turn + 1), h: () => choose(turn - 1), ArrowLeft: () => choose(turn - 1),
+    c: () => { if (current >= 0) { if (comparing) open(current); else compare(current); } },
     "/": () => byId("search").focus(),
   };
 
@@ -362,14 +492,13 @@
     KEYS[event.key]();
   });
   window.addEventListener("hashchange", () => {
-    if (current < 0 || !location.hash.startsWith(`#${encodeURIComponent(episodes[current].id)}`)) follow();
+    if (current < 0 || !location.hash.startsWith(`#${encodeURIComponent(episodes[current].key)}`)) follow();
   });
 
   prepareFilters();
   prepareList();
   filter();
   document.body.dataset.view = "list";
-  if (!follow()) byId("episode").append(el("p", {class: "empty",
-    text: episodes.length ? "Choose an episode, or press j." : "There are no episodes here."}));
+  if (!follow() && !openFirst()) byId("episode").append(el("p", {class: "empty", text: "There are no episodes here."}));
   document.documentElement.dataset.ready = "yes";
 })();

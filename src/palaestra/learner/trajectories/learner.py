@@ -21,6 +21,7 @@ from palaestra.errors import CheckpointError, ExperienceError
 from palaestra.experience.demonstrations import DemonstrationSampler
 from palaestra.experience.groups import split_groups
 from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.turn_credit import EpisodeCredit
 from palaestra.experience.turn_scoring import turn_inputs
 from palaestra.learner.returns import explained_variance
 from palaestra.learner.trajectories.algorithm import TrainingSample, TrajectoryAlgorithm, token_counts
@@ -100,6 +101,8 @@ class TrajectoryLearner:
         self.n_updates = 0
         self.last_refusal = ""
         """Why the last batch was refused; empty if it was not."""
+        self.last_credits: list[EpisodeCredit] = []
+        """Advantage and value of every turn of the last update; empty if nothing was learned."""
         self.rate = choose_learning_rate(lora=lora, supervised=algorithm.supervised, given=self.config.learning_rate)
         self._admission = Admission(algorithm, self.replay, self.reward)
         self._ranks = ranks
@@ -186,7 +189,7 @@ class TrajectoryLearner:
         torch.set_rng_state(tensors["torch_rng"])
 
     def _update(self, batch: Sequence[Trajectory], poll: Poll) -> dict[str, float]:
-        began = time.perf_counter()
+        began, self.last_credits = time.perf_counter(), []
         chosen, imitated = self._share_choice(batch)
         scored: ScoredBatch | None = None
         learned: dict[str, float] | None = None
@@ -247,6 +250,7 @@ class TrajectoryLearner:
         self.n_updates += 1
         self.version += 1
         self._remember_weights()
+        self.last_credits = _credit_turns(chosen, samples, scored, self.version)
         metrics["learning_rate"] = self.rate.rate * share
         return metrics | (self._sample_metrics(samples, scored) if samples else {})
 
@@ -378,3 +382,17 @@ class TrajectoryLearner:
             metrics["replay_share"] = self._admission.count_replayed(learned) / len(learned)
         self._admission.finish_update(chosen)
         return {name: number for name, number in metrics.items() if not math.isnan(number)}
+
+
+def _credit_turns(
+    chosen: Sequence[Trajectory], samples: Sequence[TrainingSample], scored: ScoredBatch, version: int
+) -> list[EpisodeCredit]:
+    """The advantage and the value of every turn, by episode."""
+    advantages = {sample.turn: sample.advantage for sample in samples}
+    credits, first = [], 0
+    for trajectory in chosen:
+        turns = range(first, first + len(trajectory))
+        values = tuple(scored.rows[turn].value for turn in turns)
+        credits.append(EpisodeCredit(trajectory.episode_id, version, tuple(map(advantages.get, turns)), values))
+        first += len(trajectory)
+    return credits

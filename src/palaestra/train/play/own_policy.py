@@ -16,14 +16,11 @@ import numpy as np
 import torch
 
 from palaestra.actor.agent import Dialogue, VlmAgent
-from palaestra.env.make import base_env_id, make_env
 from palaestra.env.spaces import ObservationLayout
 from palaestra.errors import ConfigError, PalaestraError
 from palaestra.files.checkpoint import checkpoint_kind
-from palaestra.learner.checkpoint import load_checkpoint
 from palaestra.policy.distribution import Categorical, EpsilonGreedy
 from palaestra.policy.network import eval_mode
-from palaestra.policy.storage import load_weights
 from palaestra.policy.tabular import TabularPolicy
 from palaestra.policy.vlm.sampler import LocalSampler, ReplyRequest, SampledReply
 from palaestra.runs.play.protocol import Message, MessageBuffer, pack
@@ -31,8 +28,7 @@ from palaestra.runs.process.probe import space_json
 from palaestra.sessions.action import encode
 from palaestra.sessions.screen import Screenshot
 from palaestra.sessions.task import TaskSpec
-from palaestra.train.config import config_from
-from palaestra.train.evaluation import make_policy
+from palaestra.train.evaluation import load_vector_policy
 from palaestra.train.held_out import load_screen_policy
 from palaestra.train.play.policies import read_arrays
 
@@ -57,22 +53,14 @@ class VectorPolicy:
     """A policy that was trained in vector environments."""
 
     def __init__(self, path: Path, *, deterministic: bool) -> None:
-        checkpoint = load_checkpoint(path, kind="vector")
-        config = config_from(checkpoint.about["config"])
-        # The environment that a compiled one copies has the same spaces.
-        changes = {"id": base_env_id(config.env.id), "num_envs": 1, "vectorization": "in_process"}
-        env = make_env(config.env.model_copy(update=changes))
-        try:
-            self._policy: Any = make_policy(config, env, torch.device("cpu"), pretrained=False)
-            self._layout = ObservationLayout(env.observation_space)
-            self._spaces = {
-                "observation_space": space_json(env.observation_space),
-                "action_space": space_json(env.action_space),
-            }
-        finally:
-            env.close()
-        load_weights(self._policy, checkpoint.policy)
-        self._is_chunk = config.env.action_chunk > 1
+        loaded = load_vector_policy(path)
+        self._policy: Any = loaded.policy
+        self._layout = ObservationLayout(loaded.observation_space)
+        self._spaces = {
+            "observation_space": space_json(loaded.observation_space),
+            "action_space": space_json(loaded.action_space),
+        }
+        self._is_chunk = loaded.config.env.action_chunk > 1
         if self._is_chunk:
             # The play performs one action at a time.
             box = self._spaces["action_space"]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import secrets
 import time
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from palaestra.errors import ConfigError
 
@@ -19,15 +20,23 @@ if TYPE_CHECKING:
     from palaestra.train.screen_config import ScreenRunConfig
 
 
-@dataclass(frozen=True)
+ShowProgress: TypeAlias = Callable[[str, str], AbstractContextManager[Callable[[int, int], None]]]
+"""Called with a title and a unit; the context is called with the number that is done, and the total."""
+
+
+@dataclass(frozen=True, repr=False)
 class ScreenReport:
     """Result of evaluating a UI agent, alone or against another."""
 
+    evaluation: ScreenEvaluation
+    """The episodes of the checkpoint and their scores."""
     lines: list[str]
     """Text for the terminal."""
     document: dict[str, Any]
     """JSON document."""
     page: Path
+    viewer: Path
+    """The page with the episodes."""
     archives: tuple[Path, ...]
     """Directories of the recorded episodes: those of the checkpoint, then those of the other."""
     pair: EpisodePair | None = None
@@ -35,9 +44,35 @@ class ScreenReport:
     picture: Path | None = None
     """Picture of the pair, beside the page."""
 
+    @property
+    def episodes(self) -> int:
+        """Number of episodes that count."""
+        return self.evaluation.overall.episodes
+
+    @property
+    def success_rate(self) -> float | None:
+        """Share of episodes that solved the task; None if every session failed."""
+        return self.evaluation.overall.success_rate
+
+    @property
+    def ci95(self) -> tuple[float, float]:
+        """95 % interval of the success rate (Wilson)."""
+        return self.evaluation.overall.ci95
+
+    def screenshots(self) -> list[bytes]:
+        """The first screen of each recorded episode of the checkpoint, as the bytes of its picture."""
+        from palaestra.experience.trajectory_archive import TrajectoryArchive
+
+        episodes = TrajectoryArchive(self.archives[0]).load()
+        firsts = ((episode, episode.turns[0].pictures) for episode in episodes if episode.turns)
+        return [episode.pictures[pictures[-1]] for episode, pictures in firsts if pictures]
+
+    def __repr__(self) -> str:
+        return "<ScreenReport\n" + "\n".join([*self.lines, *self.file_lines()]) + ">"
+
     def file_lines(self) -> list[str]:
         """Where the files are, for the terminal."""
-        files = {"Report": self.page, "Episodes": self.archives[0], "Picture": self.picture}
+        files = {"Report": self.page, "Episodes": self.viewer, "Picture": self.picture}
         return [f"{name}: {path}" for name, path in files.items() if path is not None]
 
 
@@ -52,19 +87,21 @@ def evaluate_on_screens(
     samples: int = 1,
     names: tuple[str, str] | None = None,
     device: str | None = None,
+    show_progress: ShowProgress | None = None,
 ) -> ScreenReport:
     """Evaluate a checkpoint on held-out tasks; with `other`, evaluate that on the same tasks and compare in pairs.
 
-    A comparison also writes a picture of one episode of both, beside the page. `names` are display names, by default
-    the paths. `device` runs the model; None: the device it was trained on.
+    Writes a report, a page with the episodes and, of a comparison, a picture of one episode of both, beside each other.
+    `names` are display names, by default the names of the runs and their updates. `device` runs the model; None: the
+    device it was trained on. `show_progress` shows how many episodes of a checkpoint have been played.
     """
-    from palaestra.evaluation import ScreenComparison, comparison_page, evaluation_page, write_page
-    from palaestra.evaluation.before_after import PICTURE_NAME, write_picture
+    from palaestra.evaluation import ScreenComparison
     from palaestra.sessions.clients.provider import find_sessions
     from palaestra.train.held_out import check_tasks, load_screen_policy
 
-    name, other_name = names or (str(path), str(other))
+    name, other_name = names or checkpoint_names(path, other)
     pair: EpisodePair | None = None
+    comparison: ScreenComparison | None = None
     config, policy = load_screen_policy(path, device=device)
     config = _select_tasks(config, tasks)
     with ExitStack() as stack:
@@ -75,14 +112,15 @@ def evaluate_on_screens(
             session_type=config.actor.session_type,
         )
         check_tasks(config, address)
-        evaluation, directory = _play_episodes(config, policy, path, address, episodes, first, greedy, samples)
+        evaluation, directory = _play_episodes(
+            config, policy, path, address, episodes, first, greedy, samples, show_progress
+        )
         document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json(), "trajectories": str(directory)}
-        page = evaluation_page(evaluation, f"Evaluation of {name}")
         lines, archives = [format_score(name, evaluation)], [directory]
         if other is not None:
             _, other_policy = load_screen_policy(other, device=device)
             baseline, other_directory = _play_episodes(
-                config, other_policy, other, address, episodes, first, greedy, samples
+                config, other_policy, other, address, episodes, first, greedy, samples, show_progress
             )
             comparison = ScreenComparison(evaluation, baseline)
             document["against"] = {
@@ -93,26 +131,74 @@ def evaluate_on_screens(
             document["comparison"] = comparison.to_json()
             lines += [format_score(other_name, baseline), format_comparison(comparison)]
             archives.append(other_directory)
-            pair = _load_pair(comparison, directory, other_directory, names or _short_names(path, other))
-            page = comparison_page(
-                comparison,
-                f"{name} against {other_name}",
-                a=name,
-                b=other_name,
-                picture=PICTURE_NAME if pair is not None else "",
-            )
-    page_file = directory.parent / "report.html"
-    document["page"] = str(page_file)
-    write_page(page, page_file)
-    picture = page_file.with_name(PICTURE_NAME)
-    if pair is not None:
-        write_picture(pair, picture)
-        document["picture"] = str(picture)
+            pair = _load_pair(comparison, directory, other_directory, (name, other_name))
+    scores = evaluation if comparison is None else comparison
+    files = _write_pages(directory.parent, scores, (name, other_name), archives, pair, policy)
+    document |= {kind: str(file) for kind, file in files.items()}
     for task, score in evaluation.per_task.items():
         low, high = score.ci95
         rate = "–" if score.success_rate is None else f"{100 * score.success_rate:.1f} %"
         lines.append(f"  {task:<44} {rate:>8}   {100 * low:5.1f} to {100 * high:5.1f}   n = {score.episodes}")
-    return ScreenReport(lines, document, page_file, tuple(archives), pair, None if pair is None else picture)
+    pages = files["page"], files["viewer"]
+    return ScreenReport(evaluation, lines, document, *pages, tuple(archives), pair, files.get("picture"))
+
+
+def _write_pages(
+    directory: Path,
+    scores: ScreenEvaluation | ScreenComparison,
+    names: tuple[str, str],
+    archives: Sequence[Path],
+    pair: EpisodePair | None,
+    policy: Any,
+) -> dict[str, Path]:
+    """Write the report, the episodes that it links to, and the picture; returns the files by kind."""
+    from palaestra.evaluation import ScreenEvaluation, comparison_page, evaluation_page, write_page, write_viewer
+    from palaestra.evaluation.before_after import PICTURE_NAME, write_picture
+    from palaestra.evaluation.report import Viewer
+    from palaestra.evaluation.viewer import ViewedEpisode
+    from palaestra.experience.trajectory_archive import TrajectoryArchive
+
+    files = {"page": directory / "report.html", "viewer": directory / "episodes.html"}
+    labels = names if len(archives) > 1 else ("", "")
+    episodes = (
+        ViewedEpisode(episode, label)
+        for label, archive in zip(labels, archives, strict=False)
+        for episode in TrajectoryArchive(archive).load()
+    )
+    title = f"Episodes: {names[0]}" + (f", and {names[1]}" if len(archives) > 1 else "")
+    write_viewer(episodes, files["viewer"], title=title, texts=_token_texts(policy))
+    viewer = Viewer(files["viewer"].name, labels)
+    if isinstance(scores, ScreenEvaluation):
+        write_page(evaluation_page(scores, f"Evaluation: {names[0]}", viewer=viewer), files["page"])
+        return files
+    picture, data = "", b""
+    if pair is not None:
+        files["picture"] = directory / PICTURE_NAME
+        write_picture(pair, files["picture"])
+        picture, data = PICTURE_NAME, files["picture"].read_bytes()
+    page = comparison_page(
+        scores,
+        f"{names[0]}, compared with {names[1]}",
+        a=names[0],
+        b=names[1],
+        picture=picture,
+        picture_data=data,
+        viewer=viewer,
+    )
+    write_page(page, files["page"])
+    return files
+
+
+def _token_texts(policy: Any) -> Callable[[Sequence[int]], list[str]]:
+    """A function that maps token ids to texts, with the tokenizer of the model."""
+    tokenizer, known = policy.loaded.tokenizer, dict[int, str]()
+
+    def decode(token: int) -> str:
+        if token not in known:
+            known[token] = tokenizer.decode([token]) or str(token)
+        return known[token]
+
+    return lambda ids: [decode(int(token)) for token in ids]
 
 
 def _load_pair(
@@ -139,13 +225,27 @@ def _load_pair(
     return EpisodePair(before, after, (names[1], names[0]))
 
 
-def _short_names(path: Path, other: Path) -> tuple[str, str]:
-    """Names of two checkpoints that fit above a row of screens: run and update."""
-    places = path.absolute(), other.absolute()
-    name, other_name = (
-        f"{one.parents[2].name} {one.name}" if one.parent.name == "checkpoints" else one.name for one in places
-    )
-    return f"A, {name}", f"B, {other_name}"
+def checkpoint_names(path: Path, other: Path | None) -> tuple[str, str]:
+    """Readable names of two checkpoints: what was trained and for how long; with the run id if that is ambiguous."""
+    paths = [path] if other is None else [path, other]
+    names = [_name_checkpoint(one, with_run=False) for one in paths]
+    if len(set(names)) < len(names):
+        names = [_name_checkpoint(one, with_run=True) for one in paths]
+    return names[0], names[-1]
+
+
+def _name_checkpoint(path: Path, *, with_run: bool) -> str:
+    from palaestra.files.checkpoint import read_state
+
+    state = read_state(path) or {}
+    about, updates = state.get("about", {}), state.get("progress", {}).get("updates")
+    config = about.get("config") or {}
+    name = config.get("experiment_name") or config.get("name") or ""
+    if with_run or not name:
+        name = str(about.get("run_id") or path.absolute().name)
+    if updates is None:
+        return name
+    return f"{name} before training" if updates == 0 else f"{name} after {updates} update{'s' * (updates != 1)}"
 
 
 def _select_tasks(config: ScreenRunConfig, tasks: str) -> ScreenRunConfig:
@@ -175,9 +275,9 @@ def _play_episodes(
     first: int,
     greedy: bool | None,
     samples: int,
+    show_progress: ShowProgress | None,
 ) -> tuple[ScreenEvaluation, Path]:
     """Play held-out episodes; returns the evaluation and the directory of the recorded episodes."""
-    from palaestra.cli.datasets.progress import show_progress
     from palaestra.evaluation import ScreenEvaluation
     from palaestra.experience.trajectory_archive import TrajectoryArchive
     from palaestra.train.held_out import play_held_out
@@ -187,13 +287,15 @@ def _play_episodes(
     directory = path.parent.parent / "evaluations" / name / "trajectories"
     archive, done = TrajectoryArchive(directory), 0
 
-    with show_progress(f"Evaluating {path.name}", "episodes", only_on_terminal=True) as update:
+    shown = nullcontext() if show_progress is None else show_progress(f"Evaluating {path.name}", "episodes")
+    with shown as update:
 
         def record(trajectory: Trajectory) -> None:
             nonlocal done
             archive.append(trajectory)
             done += 1
-            update(done, episodes * samples)
+            if update is not None:
+                update(done, episodes * samples)
 
         played = play_held_out(
             config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, on_finished=record

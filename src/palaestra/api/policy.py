@@ -1,0 +1,75 @@
+"""Policies for Gymnasium environments that act on observations: `run.policy.predict(observation)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from palaestra.env.spaces import ActionLayout, ObservationLayout
+from palaestra.errors import ConfigError
+from palaestra.policy.device import Device, device_of, move_to
+from palaestra.policy.network import eval_mode
+from palaestra.train.evaluation import load_vector_policy
+
+
+class TrainedPolicy:
+    """A policy for a Gymnasium environment."""
+
+    def __init__(self, module: nn.Module, observation_space: Any, action_space: Any) -> None:
+        self.module = module
+        """The network, a `torch.nn.Module`."""
+        self.observation_space, self.action_space = observation_space, action_space
+        self._observations, self._actions = ObservationLayout(observation_space), ActionLayout(action_space)
+        self._rng = np.random.default_rng(0)
+
+    @classmethod
+    def from_checkpoint(
+        cls, path: Path, *, env: Mapping[str, Any] | None = None, device: Device = "cpu"
+    ) -> TrainedPolicy:
+        """The policy of a checkpoint; `env` replaces keys of the section `env` of its configuration."""
+        loaded = load_vector_policy(path, env=env, device=device)
+        return cls(loaded.policy, loaded.observation_space, loaded.action_space)
+
+    def predict(self, observation: Any, *, deterministic: bool = True, action_mask: Any = None) -> Any:
+        """The action for one observation, or the actions for a batch of them, as `env.step` takes them.
+
+        `deterministic` takes the most likely action; otherwise actions are sampled. `action_mask`: which choices are
+        allowed, for environments that report it. With `env.action_chunk`, an action is a chunk of actions.
+        """
+        batch_size = self._observations.batch_size(observation)
+        stored = self._observations.empty((batch_size or 1,))
+        try:
+            if batch_size is None:
+                self._observations.write(stored, 0, observation)
+            else:
+                self._observations.write_batch(stored, observation)
+        except ValueError as error:
+            remedy = "Give one observation of the environment, or an array of several"
+            raise ConfigError("predict(observation)", np.shape(observation), str(error), remedy) from None
+        actions = self._act(stored, batch_size or 1, deterministic, action_mask)
+        if batch_size is not None:
+            return actions
+        return int(actions[0]) if actions.ndim == 1 else actions[0]
+
+    def _act(self, observations: Any, size: int, deterministic: bool, action_mask: Any) -> Any:
+        policy: Any = self.module
+        distribution, device = policy.distribution, device_of(self.module)
+        noise = mask = None
+        if not deterministic:
+            draw: Any = self._rng.random if distribution.noise_kind == "uniform" else self._rng.standard_normal
+            noise = move_to(device, draw((size, distribution.noise_size), dtype=np.float32))
+        if action_mask is not None:
+            mask = move_to(device, np.asarray(action_mask, dtype=np.bool_).reshape(size, -1))
+        with torch.inference_mode(), eval_mode(self.module):
+            acted = policy.act(move_to(device, observations), noise, mask=mask)
+        return self._actions.batch(self._actions.clip(distribution.to_env(acted.action.cpu().numpy())))
+
+    def __repr__(self) -> str:
+        count = sum(parameter.numel() for parameter in self.module.parameters())
+        spaces = f"from {self.observation_space} to {self.action_space}"
+        return f"<TrainedPolicy {type(self.module).__name__}, {count:,} weights, {spaces}>"
