@@ -101,7 +101,7 @@ def test_a_command_of_a_page_is_one_that_the_command_line_takes(place, line, mon
 
 @pytest.mark.parametrize("line", ["palaestra train --colour", "palaestra runs begin", "palaestra eval --episodes many"])
 def test_a_command_that_does_not_exist_is_noticed(line):
-    with pytest.raises(Exception, match="No such|valid integer"):
+    with pytest.raises(Exception, match=r"No such|valid integer"):
         _parse(_words(line))
 
 

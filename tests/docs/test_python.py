@@ -1,4 +1,4 @@
-"""The Python of the README and of docs/ runs, page by page, in a directory that has small configurations and one run."""
+"""The Python of the README and of docs/ runs, page by page, in a directory with small configurations and one run."""
 
 import ast
 import contextlib

@@ -36,7 +36,8 @@ _PIP = """#!/bin/sh
 # Installs into a directory of the test instead of the environment, without a network.
 shift
 [ "$1" = --editable ] && shift
-exec {python} -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation --target {site} "$@"
+exec {python} -m pip install --quiet --disable-pip-version-check --no-index --no-deps \\
+    --no-build-isolation --target {site} "$@"
 """
 
 
