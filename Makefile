@@ -8,7 +8,7 @@ export PYTHONHASHSEED  ?= 0
 QT_LIBRARIES := libegl1 libgl1 libx11-6 libxkbcommon0 libfontconfig1 libfreetype6 libglib2.0-0 libdbus-1-3 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser desktop sshd demo demo-cartpole test test-slow test-kubernetes test-vllm check fmt bench bench-cores bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
+.PHONY: help setup browser desktop sshd demo demo-cartpole test test-wheel test-slow test-kubernetes test-vllm check fmt bench bench-cores bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
 
 help:           ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ demo-cartpole: setup    ## train CartPole in seconds, and evaluate it
 
 test: setup check browser desktop sshd   ## run all checks and fast tests
 	$(BIN)/python tests/run_suite.py
+
+test-wheel: setup browser  ## install the wheel outside the checkout, without and with extras, and run every command (minutes)
+	$(BIN)/python -m tests.smoke.installed_wheel
 
 test-slow: setup    ## run learning curves and other tests that take minutes
 	$(BIN)/pytest -m slow --hypothesis-profile default -q

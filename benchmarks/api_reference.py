@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from palaestra.files.home import Home
+from palaestra.runs.archive.schedule import RetentionSchedule
+from palaestra.runs.notifications.webhooks import Webhooks
 from palaestra.runs.play.plays import Plays
 from palaestra.runs.play.policy_planner import PolicyPlanner
 from palaestra.runs.reader import RunReader
@@ -130,7 +132,10 @@ def description() -> dict[str, Any]:
         plays = Plays(home, PolicyPlanner(home, supervisor.planner.get_runner).plan, idle_timeout_s=1.0)
         sweeps, tensorboards = SweepController(home, supervisor), TensorBoards(home)
         access = WebAccess("token")
-        app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, sweeps, asyncio.Event(), access)
+        retention = RetentionSchedule(home, None, supervisor.gc)
+        webhooks, closing = Webhooks(home, (), supervisor.get_run), asyncio.Event()
+        reader = RunReader(home)
+        app = build_api(supervisor, reader, registry, tensorboards, plays, sweeps, closing, access, retention, webhooks)
         registry.close()
         return app.openapi()
 

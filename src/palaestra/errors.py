@@ -49,7 +49,8 @@ class _PlacedError(PalaestraError):
             shown = shown[:197] + "..."
         text = f"{place} = {shown}: {reason}."
         if remedy:
-            text = f"{text} {remedy}" if remedy.endswith("?") else f"{text} {remedy.rstrip('.')}."
+            # No full stop after a quoted command, so that it can be copied to the end of the line.
+            text = f"{text} {remedy}" if remedy.endswith(("?", "]'")) else f"{text} {remedy.rstrip('.')}."
         super().__init__(text)
 
     def __reduce__(self) -> tuple[type[Self], tuple[str, object, str, str]]:

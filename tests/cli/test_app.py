@@ -6,7 +6,7 @@ import sys
 import pytest
 from typer.main import get_command
 
-from palaestra.cli.app import COMMANDS, Group, build_app
+from palaestra.cli.app import COMMANDS, Group, build_app, localize_commands
 
 
 def _names(entry=None):
@@ -62,8 +62,36 @@ main()
 def test_the_command_alone_shows_how_to_start(palaestra):
     result = palaestra()
     assert (result.code, result.out) == (2, "")
-    for command in ("train configs/ppo/cartpole.yaml", "train configs/ui/click_target.yaml", "runs start configs/ppo/"):
+    for command in ("train cartpole", "train click_target", "runs start -- python train.py"):
         assert f"palaestra {command}" in result.err
+
+
+@pytest.mark.parametrize(("program", "expected"), [
+    ("palaestra", "palaestra"),
+    (".venv/bin/palaestra", ".venv/bin/palaestra"),
+    ("{found}/palaestra", "palaestra"),
+    ("/x/site-packages/palaestra/__main__.py", "{python} -m palaestra"),
+    ("/x/site-packages/pytest/__main__.py", "palaestra"),
+])  # fmt: skip
+def test_hints_can_be_repeated_as_the_command_was_called(tmp_path, monkeypatch, program, expected):
+    (tmp_path / "palaestra").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", [program.format(found=tmp_path)])
+    expected = expected.format(python=sys.executable)
+    assert localize_commands("Try: palaestra train x, palaestra is") == f"Try: {expected} train x, palaestra is"
+
+
+@pytest.mark.parametrize(("line", "expected"), [
+    ("palaestra tr", ["train", "trajectories"]),
+    ("palaestra runs st", ["start", "stop"]),
+    ("palaestra train cart", ["cartpole"]),
+    ("palaestra runs start dqn_c", ["dqn_cartpole"]),
+])  # fmt: skip
+def test_a_shell_completes_commands_and_packaged_configurations(palaestra, monkeypatch, line, expected):
+    monkeypatch.setenv("_PALAESTRA_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(line.count(" ")))
+    assert palaestra().out.split() == expected
 
 
 def _commands(group=None, path=()):

@@ -271,6 +271,12 @@ def test_a_run_is_given_a_title_tags_and_notes_and_shown_with_them(runs, started
     assert (row["name"], row["tags"], row["notes"]) == ("Baseline", [], "from a pipe")
     assert run_id in runs("list", "--search", "pipe").out
     assert json.loads(runs("edit", run_id, "--name", "", "--json").out)["name"] == ""
+    assert "FAV" not in runs("list").out
+    assert json.loads(runs("edit", run_id, "--favorite", "--json").out)["favorite"] is True
+    titles, line = runs("list", "--where", "favorite=true").out.splitlines()
+    assert (titles.split()[:3], line.split()[:3]) == (["RUN", "FAV", "RUNNER"], [run_id, "*", "echo"])
+    assert "favorite  " in runs("show", run_id).out
+    assert json.loads(runs("edit", run_id, "--no-favorite", "--json").out)["favorite"] is False
 
 
 def test_a_title_cannot_command_the_terminal(runs, started):

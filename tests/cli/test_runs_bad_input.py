@@ -41,7 +41,7 @@ REFUSED = {
     "an unknown key": (["--runner", "echo", "stepps=3"], "steps"),
     "a value of the wrong kind": (["--runner", "echo", "steps=many"], "steps"),
     "a script that is not there": (["--runner", "cleanrl", "--script", "dqn", "checkout=/nowhere"], "git clone"),
-    "no configuration": ([], "Try: palaestra runs start configs/ppo/cartpole.yaml"),
+    "no configuration": ([], "Try: palaestra runs start cartpole"),
     "a file that is not there": (["cartpol.yaml"], "cannot be read"),
     "an environment that does not exist": (["env.id=CartPol-v1"], "CartPole-v1"),
     "an interpreter that is not there": (["env.id=CartPole-v1", "--python", "/no/python"], "/no/python"),

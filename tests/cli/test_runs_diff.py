@@ -8,6 +8,7 @@ import pytest
 from tests.runs.reproducibility.repositories import commit, make_repository
 
 from palaestra.runs import TrainerService
+from palaestra.runs.wire import to_json
 
 PROGRAM = "import sys\nprint('step 1: loss 0.5')\n"
 
@@ -60,14 +61,18 @@ def test_configuration_code_packages_and_variables_are_compared(runs, start, tmp
     assert "No differences." in runs("diff", first, first).out
 
 
-def test_two_commits_are_compared_by_the_contents_that_git_has(runs, start, tmp_path):
+def test_two_commits_are_compared_by_the_contents_that_git_has(runs, start, home, tmp_path):
     make_repository(tmp_path, train__py=PROGRAM, __gitignore="var/\n")
     first = start("--", sys.executable, "train.py")
-    (tmp_path / "train.py").write_text(PROGRAM + "print('done')\n")
+    secret = "hf_" + "plantedplanted"
+    (tmp_path / "train.py").write_text(PROGRAM + f"print('done')\nlogin('{secret}')\n")
     commit(tmp_path, "Second")
     second = start("--", sys.executable, "train.py")
 
     document = json.loads(runs("diff", first, second, "--json").out)
+    assert to_json(TrainerService(home).diff_runs(first, second)) == document
+    assert "+login('***')" in document["files"][0]["text"]
+    assert secret not in runs("diff", first, second).out
     assert set(document["code"]) == {"commit", "version"}
     assert "+print('done')" in document["files"][0]["text"]
     shown = runs("show", second).out

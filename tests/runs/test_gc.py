@@ -61,6 +61,27 @@ def test_the_dry_run_lists_everything_that_the_real_one_does(home):
     assert list((home.path / "trash").iterdir()) == []
 
 
+def test_a_favorite_keeps_everything_and_is_archived_only_by_hand(home):
+    policy = {"archive_after_days": 0, "delete_archived_after_days": 0, "keep_clips": 0, "log_mb": 11}
+
+    async def body():
+        async with run_supervisor(home, retention=policy) as supervisor:
+            favorite, other = await _ended(supervisor), await _ended(supervisor)
+            await supervisor.edit(favorite, {"favorite": True})
+            attempt = home.run(favorite).attempt(1)
+            attempt.videos.mkdir()
+            (attempt.videos / "0.webm").write_bytes(b"clip")
+            attempt.stdout.write_bytes(b"x" * (12 << 20))
+            first = await supervisor.gc(dry_run=False)
+            assert attempt.stdout.stat().st_size == 12 << 20
+            assert (await supervisor.archive(favorite)).favorite
+            return other, first, await supervisor.gc(dry_run=False)
+
+    other, first, second = asyncio.run(body())
+    assert [(action.run_id, action.action) for action in first] == [(other, "archive")]
+    assert [(action.run_id, action.action) for action in second] == [(other, "delete")]  # and not the favorite
+
+
 def test_a_run_that_cannot_be_packed_keeps_no_other_from_it(home):
     async def body():
         async with run_supervisor(home, retention={"archive_after_days": 0}) as supervisor:

@@ -26,7 +26,7 @@ from palaestra.policy.actor_critic import ActorCritic
 from palaestra.policy.config import PolicyConfig
 from palaestra.policy.flat_parameters import FlatParameters
 from palaestra.train.run import _Run, run_updates
-from palaestra.transport.ranks import ALONE, join_ranks
+from palaestra.transport.ranks import ALONE, end_process, join_ranks
 
 CHECKS = []
 T, N = 6, 4
@@ -367,3 +367,4 @@ def main():
 
 if __name__ == "__main__":
     main()
+    end_process(0)

@@ -15,14 +15,17 @@ from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from palaestra.actor.agent import VlmAgent
 from palaestra.actor.task_runner import ActorConfig, Play, TaskRunner
 from palaestra.experience.trajectory import Trajectory
 from palaestra.policy.codecs.grammar import ActionGrammar
 from palaestra.policy.vlm.sampler import ConcurrentSampler, ReplyRequest, ReplySampler, SampledReply
-from palaestra.sessions.clients.provider import SessionProvider
+
+if TYPE_CHECKING:
+    # Training in environments imports this module too, without the packages of the extra `ui`.
+    from palaestra.sessions.clients.provider import SessionProvider
 
 STUCK_S = 5.0
 """In lockstep: how long a batch waits for an actor that sends no request, for example one that waits for a session.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import secrets
-import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from palaestra.errors import ConfigError
 
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from palaestra.experience.trajectory import Trajectory
     from palaestra.sessions.clients.provider import SessionAddress
     from palaestra.train.screen_config import ScreenRunConfig
+
+
+ShowProgress: TypeAlias = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
 
 
 @dataclass(frozen=True, repr=False)
@@ -84,12 +86,13 @@ def evaluate_on_screens(
     samples: int = 1,
     names: tuple[str, str] | None = None,
     device: str | None = None,
+    show_progress: ShowProgress = lambda title: nullcontext(lambda done, total: None),
 ) -> ScreenReport:
     """Evaluate a checkpoint on held-out tasks; with `other`, evaluate that on the same tasks and compare in pairs.
 
     Writes a report, a page with the episodes and, of a comparison, a picture of one episode of both, beside each other.
     `names` are display names, by default the names of the runs and their updates. `device` runs the model; None: the
-    device it was trained on.
+    device it was trained on. `show_progress` is called with a title, and its context with episodes done and in total.
     """
     from palaestra.evaluation import ScreenComparison
     from palaestra.sessions.clients.provider import find_sessions
@@ -108,14 +111,14 @@ def evaluate_on_screens(
             session_type=config.actor.session_type,
         )
         check_tasks(config, address)
-        evaluation, directory = _play_episodes(config, policy, path, address, episodes, first, greedy, samples)
+        evaluation, directory = _play_episodes(
+            config, policy, path, address, episodes, first, greedy, samples, show_progress
+        )
         document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json(), "trajectories": str(directory)}
         lines, archives = [format_score(name, evaluation)], [directory]
         if other is not None:
             _, other_policy = load_screen_policy(other, device=device)
-            baseline, other_directory = _play_episodes(
-                config, other_policy, other, address, episodes, first, greedy, samples
-            )
+            baseline, other_directory = _play_episodes(config, other_policy, other, *how)
             comparison = ScreenComparison(evaluation, baseline)
             document["against"] = {
                 "checkpoint": str(other),
@@ -269,6 +272,7 @@ def _play_episodes(
     first: int,
     greedy: bool | None,
     samples: int,
+    show_progress: ShowProgress,
 ) -> tuple[ScreenEvaluation, Path]:
     """Play held-out episodes; returns the evaluation and the directory of the recorded episodes."""
     from palaestra.evaluation import ScreenEvaluation
@@ -280,18 +284,17 @@ def _play_episodes(
     directory = path.parent.parent / "evaluations" / name / "trajectories"
     archive, done = TrajectoryArchive(directory), 0
 
-    def record(trajectory: Trajectory) -> None:
-        nonlocal done
-        archive.append(trajectory)
-        done += 1
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{path.name}: {done} of {episodes * samples} episodes")
+    with show_progress(f"Evaluating {path.name}") as update:
 
-    played = play_held_out(
-        config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, on_finished=record
-    )
-    if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
+        def record(trajectory: Trajectory) -> None:
+            nonlocal done
+            archive.append(trajectory)
+            done += 1
+            update(done, episodes * samples)
+
+        played = play_held_out(
+            config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, on_finished=record
+        )
     return ScreenEvaluation.from_episodes(played), directory
 
 

@@ -8,15 +8,16 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from palaestra.api.environments import environment_section
 from palaestra.api.event_loop import call_outside_event_loop, has_event_loop
 from palaestra.api.trained_run import EnvFactory, TrainedRun
-from palaestra.config.file import is_ui_config, read_config_file, set_value
+from palaestra.config.file import is_ui_config, set_value
+from palaestra.config.packaged import read_config
 from palaestra.errors import ConfigError
+from palaestra.extras import require_extras
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory, find_checkpoint, new_run_id
 from palaestra.telemetry.progress import can_redraw
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 ROLLOUT_LENGTH = 256
 """Steps of each environment per update, if only an environment is given. Short runs then make enough updates."""
-_CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def train(
@@ -43,12 +43,12 @@ def train(
 ) -> TrainedRun:
     """Train, and return the run with its best policy.
 
-    `what`: the id of a Gymnasium environment, a class or function that makes one, the path of a configuration file, a
-    configuration as a dictionary (of an environment or of tasks on screens), or a run to continue. `steps`: steps in
-    the environment in total; for tasks on screens, updates. `settings`: configuration keys with dots, such as
+    `what`: the id of a Gymnasium environment, a class or function that makes one, a configuration (the name of a
+    packaged one, a path, or a dictionary; of an environment or of tasks on screens), or a run to continue. `steps`:
+    steps in the environment in total; for tasks on screens, updates. `settings`: configuration keys with dots, such as
     `{"algorithm.learning_rate": 1e-3}` (docs/configuration.md). `name`: beginning of the run id. `callback`: called
-    after every update with its metrics; returning False ends the training. `progress`: show one line of progress;
-    by default in a notebook and on a terminal. `warm_start`: a run or checkpoint to take the weights from. `policy`: a
+    after every update with its metrics; returning False ends the training. `progress`: show one line of progress; by
+    default in a notebook and on a terminal. `warm_start`: a run or checkpoint to take the weights from. `policy`: a
     model that replaces the one of a configuration for screens.
 
     Ctrl-C finishes the update, saves a checkpoint and returns the run.
@@ -108,11 +108,13 @@ def _read_request(what: Any) -> _Request:
     if isinstance(what, Mapping):
         return _Request(copy.deepcopy(dict(what)))
     if isinstance(what, str | os.PathLike):
-        path = Path(what)
-        if isinstance(what, os.PathLike) or path.suffix in _CONFIG_SUFFIXES:
-            data = read_config_file(path)
-            return _Request(data, given=path.read_text(encoding="utf-8"))
-        return _Request({"env": {"id": what}})
+        import gymnasium
+
+        word = os.fspath(what)
+        if word in gymnasium.registry:
+            return _Request({"env": {"id": word}})
+        source = read_config(word)
+        return _Request(source.data, given=source.text)
     return _Request({"env": environment_section(what)})
 
 
@@ -147,7 +149,7 @@ def set_length(data: dict[str, Any], steps: int) -> None:
 def run_config(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingResult:
     """Train a model on screens or a policy, depending on the configuration; both take the same options."""
     if is_ui_config(data):
-        require_transformers(data)
+        require_extras("UI agents", "vlm", "ui")
         from palaestra.train.screen_config import screen_config_from
         from palaestra.train.screens import train_screens
 
@@ -159,12 +161,6 @@ def run_config(data: dict[str, Any], seed: int | None, **options: Any) -> Traini
     config = config_from(data, seed=seed)
     stem = config.name or config.env.id.split(":")[-1]
     return train_vector(config, run_id=new_run_id(stem), argv=sys.argv, **options)
-
-
-def require_transformers(data: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` if the packages of vision-language models are missing."""
-    if find_spec("transformers") is None:
-        raise ConfigError("model", data["model"], "transformers is not installed", "pip install 'palaestra[vlm,ui]'")
 
 
 def _choose_progress(data: dict[str, Any], progress: bool | None) -> TextIO | None:

@@ -14,3 +14,8 @@ def main() -> None:
         run_command()
     except KeyboardInterrupt:
         sys.exit(130)
+    except SystemExit as end:
+        ranks = sys.modules.get("palaestra.transport.ranks")  # only a training imports it
+        if ranks is not None and ranks.launched_by_torchrun() and isinstance(end.code, int):
+            ranks.end_process(end.code)
+        raise

@@ -9,10 +9,14 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
+import shlex
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -21,13 +25,14 @@ from typer.core import TyperGroup
 from palaestra import __version__
 from palaestra.cli.terminal import sanitize_line
 from palaestra.errors import ConfigError, PalaestraError, SessionRefused
+from palaestra.extras import find_extra, missing_modules_error
 
 _HELP = """Train reinforcement learning policies and UI agents, and manage their runs.
 
 \b
-Train a policy:    palaestra train configs/ppo/cartpole.yaml
-Train a UI agent:  palaestra train configs/ui/click_target.yaml
-Run experiments:   palaestra runs start configs/ppo/cartpole.yaml
+Train in an environment:            palaestra train cartpole
+Train a UI agent on screens:        palaestra train click_target
+Supervise runs of your own script:  palaestra runs start -- python train.py
 """
 
 
@@ -69,6 +74,7 @@ COMMANDS: Mapping[str, str | Group] = {
             "delete": "palaestra.cli.runs.manage:delete",
             "gc": "palaestra.cli.runs.manage:gc",
             "drain": "palaestra.cli.runs.manage:drain",
+            "webhooks": "palaestra.cli.runs.web:webhooks_command",
         },
     ),
     "sweeps": Group(
@@ -149,6 +155,30 @@ COMMANDS: Mapping[str, str | Group] = {
 }
 
 
+_OWN_COMMAND = re.compile(rf"(?<![\w./-])palaestra(?= (?:{'|'.join(COMMANDS)})\b)")
+
+
+def localize_commands(text: str) -> str:
+    """A text whose commands `palaestra …` begin as the program was called, so that they can be repeated."""
+    program = _program_name()
+    return text if program == "palaestra" else _OWN_COMMAND.sub(lambda _: program, text)
+
+
+def _program_name() -> str:
+    """`palaestra` if the shell finds it; else the path as it was typed, or `python -m palaestra`."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py" and called.parent.name == "palaestra":
+        python = sys.executable
+        if shutil.which(Path(python).name) == python:
+            python = Path(python).name
+        elif Path(python).is_relative_to(Path.cwd()):
+            python = str(Path(python).relative_to(Path.cwd()))
+        return f"{shlex.quote(python)} -m palaestra"
+    if called.name != "palaestra" or called.parent == Path() or shutil.which("palaestra") == str(called):
+        return "palaestra"
+    return shlex.quote(sys.argv[0])
+
+
 class _Interrupted(BaseException):
     """A command was interrupted; its cause is the `KeyboardInterrupt`."""
 
@@ -186,9 +216,8 @@ def build_app(words: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         name="palaestra",
         cls=_OrderedGroup,
-        help=_HELP,
+        help=localize_commands(_HELP),
         no_args_is_help=True,
-        add_completion=False,
         rich_markup_mode=None,  # plain help: importing rich would take a third of the response time
         pretty_exceptions_enable=False,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -217,14 +246,14 @@ def _add_commands(app: typer.Typer, commands: Mapping[str, str | Group], words: 
 
 def _print_error(problem: str, error: BaseException | None = None) -> None:
     # An exception of an environment may span lines; an error is one line, so that scripts can read it.
-    print("error: " + sanitize_line(" ".join(problem.splitlines())), file=sys.stderr)
+    print("error: " + sanitize_line(localize_commands(" ".join(problem.splitlines()))), file=sys.stderr)
     _print_resume_hint(error)
 
 
 def _print_resume_hint(error: BaseException | None) -> None:
     for note in getattr(error, "__notes__", ()):
         if "Resume with: " in note:
-            print(sanitize_line(note), file=sys.stderr)
+            print(sanitize_line(localize_commands(note)), file=sys.stderr)
 
 
 def _prepare_output() -> None:
@@ -258,6 +287,16 @@ def _suggest_space(error: OSError) -> str:
     return ". Free space, for example with: palaestra datasets prune, or set PALAESTRA_HOME to another disk."
 
 
+def _print_foreign_error(error: Exception, words: Sequence[str]) -> int | None:
+    """Print a usage error of typer, or a missing module of an extra; returns the exit code, None for other errors."""
+    extra = find_extra(error.name or "") if isinstance(error, ModuleNotFoundError) else None
+    if extra is not None:
+        _print_error(str(missing_modules_error("this command", [str(getattr(error, "name", ""))], [extra])), error)
+        return 2
+    # The module of typer's errors differs between its versions.
+    return _print_usage_error(error, words) if hasattr(error, "format_message") else None
+
+
 def _print_usage_error(error: Any, words: Sequence[str]) -> int:
     """Print a usage error of typer on one line; returns the exit code."""
     if type(error).__name__ == "NoArgsIsHelpError":
@@ -285,10 +324,16 @@ def _option_value(options: Sequence[str], words: Sequence[str]) -> str | None:
     return None
 
 
+def _words_to_complete() -> list[str]:
+    """The words of the command line that a shell asks to complete; it passes them in variables."""
+    line = os.environ.get("_TYPER_COMPLETE_ARGS") or os.environ.get("COMP_WORDS", "")
+    return line.split()[1:] if "_PALAESTRA_COMPLETE" in os.environ else []
+
+
 def main() -> None:
     """Run the command, and turn errors into one message and an exit code."""
     _prepare_output()
-    words = sys.argv[1:]
+    words = _words_to_complete() or sys.argv[1:]
     try:
         code = build_app(words)(prog_name="palaestra", standalone_mode=False)
         sys.exit(code if isinstance(code, int) else 0)
@@ -315,7 +360,7 @@ def main() -> None:
         _print_error(f"out of memory ({error}). Use fewer environments or shorter rollouts.", error)
         sys.exit(1)
     except Exception as error:
-        # Usage errors of typer; their module differs between versions.
-        if not hasattr(error, "format_message"):
+        code = _print_foreign_error(error, words)
+        if code is None:
             raise
-        sys.exit(_print_usage_error(error, words))
+        sys.exit(code)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from palaestra.cli.terminal import JsonOption, format_columns, print_json
 from palaestra.errors import ConfigError
+from palaestra.extras import install_command, is_installed
 
 if TYPE_CHECKING:
     from palaestra.runs.runner import Machine, RunnerCapabilities
@@ -59,8 +61,8 @@ def _print_environments(name: str, contains: str, as_json: bool) -> None:
     from palaestra.runs.runners.catalogues import environments_of
     from palaestra.runs.runners.registry import get_runner
 
-    found = environments_of(get_runner(name), *_catalogue_arguments(name))
-    entries = [info for info in found if contains.lower() in info.env_id.lower()]
+    environments = environments_of(get_runner(name), *_catalogue_arguments(name))
+    entries = [info for info in environments if contains.lower() in info.env_id.lower()]
     if as_json:
         print_json(entries)
         return
@@ -82,6 +84,8 @@ def tasks(contains: _TextArgument = "", as_json: JsonOption = False) -> None:
         print_json(names)
     else:
         print("\n".join(names))
+    if not is_installed("miniwob"):
+        print(f"130 tasks of MiniWoB need: {install_command('ui')}", file=sys.stderr)
 
 
 def configuration_sections() -> dict[str, Any]:

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from palaestra.cli.app import localize_commands
 from palaestra.errors import ConfigError
+from palaestra.extras import require_extras
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
@@ -74,6 +76,7 @@ def demo(
 def _train_on_screens() -> None:
     from palaestra.sessions.browser.chromium import find_chromium
 
+    require_extras("demo", "ui", "vlm")
     find_chromium()
     print(
         "A small vision-language model reads screenshots and answers with clicks and typed text. It learns from\n"
@@ -82,6 +85,7 @@ def _train_on_screens() -> None:
     )
 
     from palaestra.api.screen_evaluation import evaluate_on_screens
+    from palaestra.cli.datasets.progress import show_episodes
     from palaestra.files.run_directory import new_run_id
     from palaestra.train.screen_config import screen_config_from
     from palaestra.train.screens import train_screens
@@ -90,12 +94,14 @@ def _train_on_screens() -> None:
     result = train_screens(config, root=Home.default().runs, run_id=new_run_id(config.experiment_name), argv=sys.argv)
     run = result.run
     if result.interrupted:
-        print(f"Stopped. Resume with: palaestra train --resume {run.run_id}")
+        print(localize_commands(f"Stopped. Resume with: {run.resume_command}"))
         return
     print(f"\n{HELD_OUT} episodes on seeds that training did not use, with sampled actions:")
     before = run.attempts()[-1].checkpoints / "update_00000000"
     names = ("after training", "before training")
-    report = evaluate_on_screens(result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names)
+    report = evaluate_on_screens(
+        result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names, show_progress=show_episodes
+    )
     _print_results(report)
     print(f"Run {run.run_id} in {run.path}")
 
@@ -145,7 +151,7 @@ def _train_on_cartpole() -> None:
     config = config_from(CARTPOLE)
     result = train(config, root=Home.default().runs, run_id=new_run_id(config.name), argv=sys.argv)
     if result.interrupted:
-        print(f"Stopped. Resume with: palaestra train --resume {result.run.run_id}")
+        print(localize_commands(f"Stopped. Resume with: {result.run.resume_command}"))
         return
     print("100 episodes on seeds that training did not use:")
     start = result.run.attempts()[-1].checkpoints / "update_00000000"

@@ -73,7 +73,6 @@ def eval_command(
         if number < 1:
             raise ConfigError(option, number, "must be at least 1")
 
-    from palaestra.train import evaluate_checkpoint
     from palaestra.train.config import MAX_SEED
 
     if seed is not None and not 0 <= seed <= MAX_SEED:
@@ -87,18 +86,16 @@ def eval_command(
         _check_video(video, frames, long=long, on_screens=on_screens)
     if on_screens:
         from palaestra.api.screen_evaluation import evaluate_on_screens
+        from palaestra.cli.datasets.progress import show_episodes
 
-        greedy = None if sample is None else not sample
-        report = evaluate_on_screens(
-            path, other, episodes=episodes, first=seed or 0, tasks=tasks, greedy=greedy, samples=samples, device=device
-        )
+        how: dict[str, Any] = {"greedy": None if sample is None else not sample, "device": device}
+        how |= {"episodes": episodes, "first": seed or 0, "tasks": tasks, "samples": samples}
+        report = evaluate_on_screens(path, other, show_progress=show_episodes, **how)
         print_json(report.document) if as_json else print("\n".join([*report.lines, *report.file_lines()]))
         return
     if tasks or samples > 1:
         raise ConfigError("--tasks", tasks, "is only for UI agents", "Leave it out")
-    evaluate = partial(
-        evaluate_checkpoint, episodes=episodes, seed=seed, deterministic=not sample, device=device or "auto"
-    )
+    evaluate = partial(_evaluate, episodes=episodes, seed=seed, deterministic=not sample, device=device or "auto")
     evaluation = evaluate(path)
     document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json(), **_score_facts(path, evaluation)}
     if other is not None:
@@ -117,6 +114,19 @@ def eval_command(
         print_json(document)
         return
     _print_evaluation(document, run, against, video)
+
+
+def _evaluate(path: Path, *, episodes: int, **options: Any) -> Evaluation:
+    """Evaluate a checkpoint, with a progress bar on a terminal."""
+    from palaestra.cli.datasets.progress import show_progress
+    from palaestra.train import evaluate_checkpoint
+
+    with show_progress(f"Evaluating {path.name}", "episodes", only_on_terminal=True) as update:
+
+        def report(finished: int) -> None:
+            update(finished, episodes)
+
+        return evaluate_checkpoint(path, episodes=episodes, on_finished=report, **options)
 
 
 def _score_facts(path: Path, evaluation: Evaluation) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -61,7 +60,7 @@ def plan_command(
     root = Home.default().runs
     runs = [read_run(RunDirectory.find(name, root)) for name in measured or ()]
     if not data and not runs:
-        remedy = "Try: palaestra plan --from RUN --gpus 8, or palaestra plan configs/ui/click_target.yaml"
+        remedy = "Try: palaestra plan --from RUN --gpus 8, or palaestra plan click_target"
         raise ConfigError("CONFIG", None, "nothing to plan was given", remedy)
     plan = build_plan(plan_config(data, runs))
     table = scale_plan(plan) if scale else []
@@ -75,14 +74,15 @@ def plan_command(
 
 def _read_data(words: list[str], options: dict[str, Any]) -> dict[str, Any]:
     """The configuration file, with overrides and options applied."""
-    from palaestra.config.file import apply_overrides, read_config_file, set_value
+    from palaestra.config.file import apply_overrides, set_value
+    from palaestra.config.packaged import read_config
 
-    path = Path(words[0]) if words and "=" not in words[0] else None
-    assignments = words[1:] if path is not None else words
+    name = words[0] if words and "=" not in words[0] else None
+    assignments = words[1:] if name is not None else words
     invalid = next((word for word in assignments if "=" not in word), None)
     if invalid is not None:
         raise ConfigError("argument", invalid, "is not key=value", "Write for example times.session_step=0.4")
-    data = apply_overrides({} if path is None else read_config_file(path, Path("configs/ui")), assignments)
+    data = apply_overrides({} if name is None else read_config(name).data, assignments)
     for key, value in options.items():
         set_value(data, key, value)
     return data

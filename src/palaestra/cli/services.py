@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from palaestra.cli.app import localize_commands
 from palaestra.cli.terminal import JsonOption, print_json, sanitize_line
+from palaestra.extras import require_extras
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
@@ -46,6 +48,7 @@ def serve(
         else:
             print(f"No service runs for {home.path}." if pid is None else "The service has exited; runs continue.")
         return
+    require_extras("the run service", "serve")
     from palaestra.config.file import read_settings
     from palaestra.runs.config import service_config
     from palaestra.runs.service.server import run_service
@@ -77,6 +80,7 @@ def gateway(
     in a file that only you can read. A client can use only the sessions that it opened. The operator's token, created
     beside the other one, can use and close every session.
     """
+    require_extras("the gateway", "ui")
     from palaestra.config import parse_section
     from palaestra.config.file import read_settings
     from palaestra.gateway import GatewayConfig, serve_gateway
@@ -131,5 +135,5 @@ def format_findings(findings: Sequence[Finding]) -> list[str]:
         text = sanitize_line(" ".join(finding.text.split()))
         lines.append(f"{finding.level:<8} {finding.check:<{width}}  {text}")
         if finding.remedy and finding.level != "ok":
-            lines.append(f"{'':<8} {'':<{width}}  → {finding.remedy}")
+            lines.append(f"{'':<8} {'':<{width}}  → {localize_commands(finding.remedy)}")
     return lines

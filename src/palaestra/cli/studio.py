@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from palaestra.errors import ConfigError
+from palaestra.extras import QT_LIBRARIES, require_extras
 
 if TYPE_CHECKING:
     from palaestra.runs.client.client import TrainerService
 
-_LIBRARIES = "apt-get install libegl1 libgl1 libxkbcommon0 libfontconfig1 libdbus-1-3 fonts-dejavu-core"
 _TOKEN_VARIABLE = "PALAESTRA_TOKEN"
 _TOKEN_PLACE = "it is in service/token of the state directory there"
 
@@ -43,7 +42,7 @@ def studio(
         raise ConfigError("--theme", theme, "unknown theme", "Use dark, light or system")
     if screenshot is not None and screenshot.suffix.lower() != ".png":
         raise ConfigError("--screenshot", str(screenshot), "is not a PNG file", "Name it studio.png")
-    _check_packages()
+    require_extras("studio", "studio")
     _check_display(screenshot is not None)
     with _without_collections():
         service = _find_service(connect, token_file)
@@ -54,7 +53,7 @@ def studio(
             from palaestra.studio.qt import application
         except ImportError as error:
             # PySide6 is there, and a library of the system is not.
-            raise ConfigError("PySide6", str(error), "cannot be loaded", _LIBRARIES) from None
+            raise ConfigError("PySide6", str(error), "cannot be loaded", QT_LIBRARIES) from None
     if screenshot is not None:
         application.take_screenshot(service, screenshot, page or "play", theme or "dark")
         return
@@ -69,12 +68,6 @@ def _without_collections() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-def _check_packages() -> None:
-    missing = [name for name in ("PySide6", "pyqtgraph", "websockets") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise ConfigError("studio", ", ".join(missing), "is not installed", "pip install 'palaestra[studio]'")
 
 
 def _check_display(is_screenshot: bool) -> None:

@@ -20,6 +20,14 @@ YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for con
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False)]
 RunsArgument = Annotated[list[str], typer.Argument(metavar="RUN", help=_RUN_HELP, show_default=False)]
 
+
+def complete_config(incomplete: str) -> list[str]:
+    """Names of packaged configurations, for shell completion; the shell adds file names where none matches."""
+    from palaestra.config.packaged import packaged_configs
+
+    return [name for name in packaged_configs() if name.startswith(incomplete)]
+
+
 _COLOR = r"\x1b\[[0-9;:]*m"
 _SEQUENCE = (
     r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, links, the clipboard

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from palaestra.cli.terminal import JsonOption, print_json
+from palaestra.extras import require_extras
 
 
 class ModelName(StrEnum):
@@ -39,7 +40,7 @@ def make(
 
     Takes minutes on one core; tiny-reader about an hour.
     """
-    _require_transformers()
+    require_extras("tiny-vlm", "vlm")
     from palaestra.errors import ConfigError
     from palaestra.policy.model_directory import check_output_path
 
@@ -53,6 +54,7 @@ def make(
         print(f"{time.monotonic() - start:5.0f} s  {line}", file=sys.stderr, flush=True)
 
     if model is ModelName.READER:
+        require_extras("tiny-vlm", "ui")
         from palaestra.policy.screen_reader.recipe import ReaderRecipe, train_reader, write_reader
 
         plan = ReaderRecipe(seed=seed, tower=tower, **({} if steps is None else {"act_steps": steps}))
@@ -82,7 +84,7 @@ def join(
     The model directory can be named in model.name. Needs Chromium; a model of 135 million weights takes half an hour on
     one core.
     """
-    _require_transformers()
+    require_extras("tiny-vlm", "vlm", "ui")
     from palaestra.policy.model_directory import check_output_path
     from palaestra.policy.screen_reader.joined.training import JoinRecipe, train_joined_reader, write_joined_reader
 
@@ -104,7 +106,7 @@ def info(
     as_json: JsonOption = False,
 ) -> None:
     """Show how a model was trained, after verifying its files."""
-    _require_transformers()
+    require_extras("tiny-vlm", "vlm")
     from palaestra.policy.model_directory import read_manifest
     from palaestra.policy.vlm.loading import BUILT_IN
 
@@ -122,15 +124,3 @@ def _print_manifest(manifest: dict[str, Any], directory: Path, as_json: bool) ->
     for stage, figures in manifest["figures"].items():
         print(f"{stage}: " + ", ".join(f"{name} {value}" for name, value in figures.items()))
     print("made with " + ", ".join(f"{name} {value}" for name, value in manifest["versions"].items()))
-
-
-def _require_transformers() -> None:
-    from palaestra.errors import ConfigError
-
-    try:
-        import PIL
-        import transformers
-
-        del PIL, transformers
-    except ImportError as error:
-        raise ConfigError("tiny-vlm", error.name, "is not installed", "Install 'palaestra[vlm]'") from None

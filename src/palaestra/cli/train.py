@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from palaestra.cli.terminal import JsonOption, print_json
+from palaestra.cli.app import localize_commands
+from palaestra.cli.terminal import JsonOption, complete_config, format_columns, print_json, sanitize_line
 from palaestra.errors import ConfigError
+from palaestra.extras import require_extras
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
@@ -21,7 +24,10 @@ def train_command(
     config_file: Annotated[
         str | None,
         typer.Argument(
-            metavar="CONFIG", help="YAML or JSON configuration file. Optional with --resume.", show_default=False
+            metavar="CONFIG",
+            help="Packaged name (see --list), environment id, or YAML or JSON file. Optional with --resume.",
+            show_default=False,
+            autocompletion=complete_config,
         ),
     ] = None,
     overrides: Annotated[
@@ -29,8 +35,9 @@ def train_command(
         typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
     ] = None,
     config: Annotated[
-        list[Path] | None, typer.Option("--config", metavar="CONFIG", help="Configuration file, as an option.")
+        list[str] | None, typer.Option("--config", metavar="CONFIG", help="Configuration, as an option.")
     ] = None,
+    list_configs: Annotated[bool, typer.Option("--list", help="List the packaged configurations, and exit.")] = False,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Resume a run (id, unique prefix of it, or directory).")
     ] = None,
@@ -59,18 +66,23 @@ def train_command(
         bool, typer.Option(help="Check the configuration and the environment without training.", hidden=True)
     ] = False,
 ) -> None:
-    """Train a policy or a UI agent from a configuration file.
+    """Train a policy or a UI agent.
 
-    The run is stored in var/training/runs/, below $PALAESTRA_HOME if it is set. Ctrl-C saves a checkpoint and exits.
+    CONFIG is a packaged configuration (palaestra train cartpole), an environment with default settings (palaestra train
+    CartPole-v1) or a file of your own. The run is stored in var/training/runs/, below $PALAESTRA_HOME if it is set.
+    Ctrl-C saves a checkpoint and exits.
     """
+    if list_configs:
+        _print_configs(as_json)
+        return
     words = [*([config_file] if config_file is not None else []), *(overrides or [])]
-    path, words = _split_config_and_overrides(words, config or [])
-    _check_options(path, resume, checkpoint, warm_start)
+    name, words = _split_config_and_overrides(words, config or [])
+    _check_options(name, resume, checkpoint, warm_start)
     if quiet:
         words.append("telemetry.progress=false")
 
-    from palaestra.api.training import run_config
-    from palaestra.config.file import apply_overrides, read_config_file
+    from palaestra.config.file import apply_overrides
+    from palaestra.config.packaged import read_config
     from palaestra.files.run_directory import Attempt, RunDirectory, find_checkpoint
 
     root = Home.default().runs
@@ -78,43 +90,72 @@ def train_command(
     if run is not None and run.is_supervised and into is None:
         # The service would not list an attempt that it did not start, and its own next attempt would collide with it.
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
-    if path is not None:
-        data, text = read_config_file(path, Path("configs/ppo")), path.read_text(encoding="utf-8")
+    if name is not None:
+        source = read_config(name)
+        data, given = source.data, source.text
+        if source.path is None and not quiet:
+            _print_defaults_notice(name)
     else:
         assert run is not None
-        data, text = run.read_config(), ""
+        data, given = run.read_config(), ""
         _check_algorithm_override(data, words, run.run_id)
     data = _apply_options(apply_overrides(data, words), num_steps, cluster_host)
     if check:
         _print_check(data, seed)
         return
     start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
-    place = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
+    prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
     weights = find_checkpoint(warm_start, root) if warm_start is not None else None
-    result = run_config(data, seed, root=root, given=text, resume=run, checkpoint=start, into=place, warm_start=weights)
+    result = _train(data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=weights)
     if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
         _print_result(result, as_json)
     if result.interrupted:
         raise typer.Exit(130)
 
 
-def _split_config_and_overrides(words: list[str], configs: list[Path]) -> tuple[Path | None, list[str]]:
-    """The configuration file, given first or as --config, and the key=value words."""
+def _print_configs(as_json: bool) -> None:
+    from textwrap import shorten
+
+    from palaestra.config.packaged import CONFIGS, describe_config, packaged_configs
+
+    entries = [
+        {"name": name, "group": str(path.parent.relative_to(CONFIGS)), "description": describe_config(path)}
+        | {"path": str(path)}
+        for name, path in packaged_configs().items()
+    ]
+    if as_json:
+        print_json(entries)
+        return
+    rows = [[entry["name"], entry["group"], shorten(entry["description"], 110, placeholder=" …")] for entry in entries]
+    print("\n".join(format_columns([["NAME", "GROUP", "DESCRIPTION"], *rows])))
+    print(localize_commands(f"\nTrain one with: palaestra train NAME. The files are in {CONFIGS.resolve()}"))
+
+
+def _print_defaults_notice(env_id: str) -> None:
+    """Tell that default settings are used, and which packaged configurations train in this environment."""
+    from palaestra.config.packaged import configs_for
+
+    names = configs_for(env_id)
+    tuned = f"; tuned ones: palaestra train {' or '.join(names)}" if names else ""
+    print(localize_commands(f"{sanitize_line(env_id)} with default settings{tuned}"), file=sys.stderr)
+
+
+def _split_config_and_overrides(words: list[str], configs: list[str]) -> tuple[str | None, list[str]]:
+    """The configuration, given first or as --config, and the key=value words."""
     if words and "=" not in words[0]:
-        configs = [Path(words.pop(0)), *configs]
+        configs = [words.pop(0), *configs]
     if len(configs) > 1:
-        raise ConfigError("--config", str(configs[-1]), f"{configs[0]} was given already", "Give one of them")
+        raise ConfigError("--config", configs[-1], f"{configs[0]} was given already", "Give one of them")
     invalid = next((word for word in words if "=" not in word), None)
     if invalid is not None:
         raise ConfigError("argument", invalid, "is not key=value", "Write for example trainer.total_timesteps=50000")
     return next(iter(configs), None), words
 
 
-def _check_options(path: Path | None, resume: str | None, checkpoint: str | None, warm_start: str | None) -> None:
+def _check_options(name: str | None, resume: str | None, checkpoint: str | None, warm_start: str | None) -> None:
     """Refuse options that contradict each other."""
-    if path is None and resume is None:
-        remedy = "Try: palaestra train configs/ppo/cartpole.yaml"
-        raise ConfigError("CONFIG", None, "no configuration file given", remedy)
+    if name is None and resume is None:
+        raise ConfigError("CONFIG", None, "no configuration given", "Try: palaestra train cartpole")
     if checkpoint is not None and resume is None:
         raise ConfigError("--checkpoint", checkpoint, "requires --resume", "Add --resume RUN, or use --warm-start")
     if warm_start is not None and resume is not None:
@@ -144,6 +185,13 @@ def _apply_options(data: dict[str, Any], num_steps: int | None, cluster_host: st
     if num_steps is not None:
         set_length(data, num_steps)
     return data
+
+
+def _train(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingResult:
+    """Train as a configuration says."""
+    from palaestra.api.training import run_config
+
+    return run_config(data, seed, **options)
 
 
 def _print_check(data: dict[str, Any], seed: int | None) -> None:
@@ -204,9 +252,7 @@ def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, A
 
 
 def _check_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    from palaestra.api.training import require_transformers
-
-    require_transformers(data)
+    require_extras("UI agents", "vlm", "ui")
     from palaestra.policy.device import choose_device
     from palaestra.telemetry.config import check_telemetry
     from palaestra.train.screen_config import screen_config_from
@@ -247,8 +293,9 @@ def _print_result(result: TrainingResult, as_json: bool) -> None:
     print(f"{'Stopped' if result.interrupted else 'Done'} after {result.steps:,} {unit}{score}.")
     print(f"Run {run.run_id} in {run.path}")
     if result.interrupted:
-        print(f"Resume with: {run.resume_command}")
+        print(localize_commands(f"Resume with: {run.resume_command}"))
     else:
-        print(f"Evaluate with: palaestra eval {run.run_id} --episodes {200 if on_screens else 100}")
+        episodes = 200 if on_screens else 100
+        print(localize_commands(f"Evaluate with: palaestra eval {run.run_id} --episodes {episodes}"))
     if on_screens and not imitates and not result.interrupted:
-        print(f"View episodes with: palaestra trajectories view {run.run_id}")
+        print(localize_commands(f"View episodes with: palaestra trajectories view {run.run_id}"))

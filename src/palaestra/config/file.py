@@ -70,8 +70,8 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_config_file(path: Path, examples: Path | None = None) -> dict[str, Any]:
-    """The mapping in a YAML or JSON file; errors refer to `examples`, a directory of example files."""
+def read_config_file(path: Path, examples: str = "") -> dict[str, Any]:
+    """The mapping in a YAML or JSON file; `examples` is a sentence for errors that says where examples are."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -96,7 +96,7 @@ def read_config_file(path: Path, examples: Path | None = None) -> dict[str, Any]
         raise ConfigError("config file", str(path), str(error)) from None
     if not isinstance(data, dict):
         kind = "empty" if data is None else f"a {type(data).__name__}"
-        remedy = "Write KEY: VALUE lines" if examples is None else f"See {examples}/"
+        remedy = examples or "Write KEY: VALUE lines"
         raise ConfigError("config file", str(path), f"is {kind}, not a mapping of sections", remedy)
     return _resolve_paths(data, path.parent)
 
@@ -195,10 +195,10 @@ def _yaml_problem(error: yaml.YAMLError) -> str:
     return getattr(error, "problem", None) or "cannot be parsed"
 
 
-def _suggest_files(path: Path, examples: Path | None) -> str:
-    folder = next((place for place in (path, path.parent, examples) if place is not None and place.is_dir()), None)
+def _suggest_files(path: Path, examples: str) -> str:
+    folder = next((place for place in (path, path.parent) if place.is_dir()), None)
     files = sorted(str(p) for p in folder.glob("*.y*ml") if p.is_file())[:5] if folder is not None else []
-    return f"There are {', '.join(files)}" if files else "Check the path"
+    return f"There are {', '.join(files)}" if files else examples or "Check the path"
 
 
 def strip_comments(text: str) -> str:

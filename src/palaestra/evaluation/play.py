@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,8 +72,19 @@ class Evaluation:
         }
 
 
-def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, deterministic: bool = True) -> Evaluation:
-    """Play exactly `episodes` episodes from `seed`; `deterministic` takes the most likely action each time."""
+def evaluate(
+    policy: nn.Module,
+    env: VectorEnv,
+    *,
+    episodes: int,
+    seed: int,
+    deterministic: bool = True,
+    on_finished: Callable[[int], None] = lambda count: None,
+) -> Evaluation:
+    """Play exactly `episodes` episodes from `seed`; `deterministic` takes the most likely action each time.
+
+    `on_finished` is called with the number of finished episodes.
+    """
     if episodes < 1:
         raise ConfigError("episodes", episodes, "must be at least 1")
     check_spaces(policy, env)
@@ -99,6 +111,7 @@ def evaluate(policy: nn.Module, env: VectorEnv, *, episodes: int, seed: int, det
             for ended in env.step(distribution.to_env(acted.action.cpu().numpy()), row):
                 if len(played[ended.index]) < shares[ended.index]:
                     played[ended.index].append(ended)
+                    on_finished(sum(map(len, played)))
     ordered = [episode for done in played for episode in done]
     solved = tuple(episode.success for episode in ordered if episode.success is not None)
     return Evaluation(

@@ -13,12 +13,9 @@ __all__ = ["Address", "GatewayConfig", "Runtime", "check_runtime", "serve_gatewa
 
 def serve_gateway(config: GatewayConfig) -> None:
     """Serve sessions until SIGTERM or SIGINT and print the URL; `ConfigError` when the gateway cannot start."""
-    from palaestra.errors import ConfigError
+    from palaestra.extras import require_extras
 
-    try:
-        from palaestra.gateway.serving import serve
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("palaestra"):
-            raise
-        raise ConfigError("gateway", error.name, "is not installed", "pip install 'palaestra[serve]'") from None
+    require_extras("the gateway", "ui")
+    from palaestra.gateway.serving import serve
+
     serve(config)

@@ -101,10 +101,10 @@ def list_artifacts(run: RunDirectory, kind: ArtifactKind | None = None) -> list[
         if visited >= _MAX_VISITED:
             break
         name = path.relative_to(run.path).as_posix()
-        found = matches.find(name)
-        if found is not None and kind in (None, found):
+        file_kind = matches.find(name)
+        if file_kind is not None and kind in (None, file_kind):
             with suppress(OSError):  # removed by its trainer since
-                artifacts.append(_describe(name, found, path.stat(follow_symlinks=False)))
+                artifacts.append(_describe(name, file_kind, path.stat(follow_symlinks=False)))
     return sorted(artifacts, key=lambda artifact: artifact.name)
 
 

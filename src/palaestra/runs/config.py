@@ -13,6 +13,7 @@ from palaestra.config.file import read_config_file
 from palaestra.files.home import Home
 from palaestra.http.hosts import is_host_name
 from palaestra.runs.archive.retention import RetentionPolicy
+from palaestra.runs.notifications.notification import WebhookConfig
 from palaestra.runs.remote.hosts import HostConfig, check_hosts
 
 SETTINGS_FILE = "service.yaml"
@@ -37,7 +38,7 @@ class SupervisorConfig(Section):
     scan_every_s: float = Field(default=5.0, gt=0)
     """Seconds between two searches for runs started with `palaestra train`."""
     retention: RetentionPolicy = RetentionPolicy()
-    """Retention policy of `palaestra runs gc`."""
+    """Retention policy: applied by `palaestra runs gc`, and automatically if `every_h` is given."""
     hosts: dict[str, HostConfig] = Field(default_factory=dict, max_length=1000)
     """Other machines that runs can be sent to, by name; `--on NAME` uses one."""
 
@@ -62,8 +63,10 @@ class ServiceConfig(SupervisorConfig):
     """Exit after this many seconds without runs, queued runs and requests; null: never."""
     play_idle_s: float = Field(default=300.0, gt=0)
     """End a play after this many seconds without a client."""
+    webhooks: tuple[WebhookConfig, ...] = Field(default=(), max_length=20)
+    """Addresses that receive notifications about runs; `palaestra runs webhooks --test` sends them one."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
-    """Level of service.log."""
+    """Level of service.log, which is rotated at 10 MB; the last three are kept."""
 
     @field_validator("allowed_hosts")
     @classmethod

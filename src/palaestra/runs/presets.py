@@ -50,8 +50,8 @@ def list_presets(home: Home, kind: str | None = None) -> list[Preset]:
     pattern = "*.json" if kind is not None else "**/*.json"
     directory = home.presets if kind is None else _directory(home, kind)
     presets = (_read(home, path) for path in sorted(directory.glob(pattern)) if not path.name.startswith("."))
-    found = [preset for preset in presets if preset is not None]
-    return sorted(found, key=lambda preset: (preset.kind, preset.name.casefold(), preset.name))
+    readable = [preset for preset in presets if preset is not None]
+    return sorted(readable, key=lambda preset: (preset.kind, preset.name.casefold(), preset.name))
 
 
 def save_preset(home: Home, kind: str, name: str, values: JsonObject, clock: Callable[[], float]) -> Preset:

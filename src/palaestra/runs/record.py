@@ -137,6 +137,8 @@ class RunRecord:
     source files. Empty until it is recorded."""
     environment_digest: str = ""
     """Hash of the Python version and the packages of the newest attempt; empty without an interpreter."""
+    favorite: bool = False
+    """Whether people marked it to keep: the retention policy leaves it alone."""
 
 
 class RunChanges(TypedDict, total=False):
@@ -166,6 +168,7 @@ class RunEdit(TypedDict, total=False):
     name: str
     tags: tuple[str, ...]
     notes: str
+    favorite: bool
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,6 +13,8 @@ from palaestra.config import Section
 from palaestra.errors import ConfigError
 
 DEFAULT_PORT = 8700
+ROWS_TASK = "simple_data_entry/rows"
+"""The only task of the query-string dialect."""
 
 
 class EnvironmentConfig(Section):

@@ -247,7 +247,7 @@ class RunBrowser:
         self._act(run_id, "was not resumed", lambda service: service.resume_run(run_id))
 
     def edit(self, run_id: str, **changes: object) -> None:
-        """Change name, tags or notes of a run."""
+        """Change name, tags or notes of a run, or whether it is a favorite."""
         self._act(run_id, "was not changed", lambda service: service.update_run(run_id, **changes))  # type: ignore[arg-type]
 
     def delete(self, run_id: str) -> None:

@@ -14,7 +14,8 @@ from pydantic import Field, field_validator
 
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.config import Section, parse_section
-from palaestra.config.file import apply_overrides, read_config_file
+from palaestra.config.file import apply_overrides
+from palaestra.config.packaged import read_config
 from palaestra.env.make import EnvConfig
 from palaestra.errors import ConfigError
 from palaestra.experience.vla_buffer import check_whole_segments
@@ -178,9 +179,9 @@ SECTIONS: dict[str, type[Section]] = {
 }
 
 
-def load_config(path: Path, assignments: Sequence[str] = (), *, seed: int | None = None) -> RunConfig:
-    """The checked configuration from a file, with overrides."""
-    return config_from(apply_overrides(read_config_file(path, Path("configs/ppo")), assignments), seed=seed)
+def load_config(path: Path | str, assignments: Sequence[str] = (), *, seed: int | None = None) -> RunConfig:
+    """The checked configuration from a file, a packaged name or an environment id, with overrides."""
+    return config_from(apply_overrides(read_config(str(path)).data, assignments), seed=seed)
 
 
 def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfig:

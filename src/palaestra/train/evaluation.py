@@ -110,10 +110,11 @@ def evaluate_checkpoint(
     deterministic: bool = True,
     make: Callable[[EnvConfig], VectorEnv] = make_env,
     device: Device = "cpu",
+    on_finished: Callable[[int], None] = lambda count: None,
 ) -> Evaluation:
     """Evaluate the policy of a checkpoint in its environment, which `make` creates.
 
-    `device` may differ from the device of the training.
+    `device` may differ from the device of the training. `on_finished` is called with the number of finished episodes.
     """
     here = choose_device(device)
     checkpoint = load_checkpoint(path, kind="vector")
@@ -123,6 +124,8 @@ def evaluate_checkpoint(
         policy = make_policy(config, env, here, pretrained=False)
         load_weights(policy, checkpoint.policy)
         chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
-        return evaluate(policy, env, episodes=episodes, seed=chosen, deterministic=deterministic)
+        return evaluate(
+            policy, env, episodes=episodes, seed=chosen, deterministic=deterministic, on_finished=on_finished
+        )
     finally:
         env.close()

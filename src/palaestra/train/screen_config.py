@@ -26,8 +26,7 @@ from palaestra.learner.trajectories.reward import RewardConfig
 from palaestra.learner.trajectories.update import UpdateConfig
 from palaestra.policy.vlm.config import ADAPTER_CONFIG, ModelConfig
 from palaestra.policy.vlm.sampler import InferenceConfig
-from palaestra.sessions.clients.query_dialect import ROWS_TASK
-from palaestra.sessions.environment_config import EnvironmentConfig, check_environment
+from palaestra.sessions.environment_config import ROWS_TASK, EnvironmentConfig, check_environment
 from palaestra.sessions.task_sampler import SamplerConfig, TaskChoice
 from palaestra.telemetry import TelemetryConfig
 from palaestra.train.config import make_algorithm, read_algorithm

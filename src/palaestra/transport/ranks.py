@@ -8,7 +8,9 @@ of them with one message; a process that dies ends the others with `RankFailed` 
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -198,6 +200,19 @@ def join_ranks(timeout_s: float) -> Iterator[Ranks]:
         _CURRENT.remove(ranks)
         with suppress(RuntimeError):
             dist.destroy_process_group()
+
+
+def end_process(code: int) -> NoReturn:
+    """Exit without the destructors of C++ libraries.
+
+    While they run, a thread of torch sometimes aborts the process, whose work is done by then: torchrun would report
+    a failure and end the other processes.
+    """
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def _choose_backend() -> str:

@@ -13,6 +13,7 @@ from palaestra.runs.analysis.groups import compare_groups
 from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
+from palaestra.runs.sweeps.selection import select_compared
 
 
 @pytest.fixture
@@ -153,3 +154,5 @@ def test_real_runs_are_grouped_by_the_digest_of_their_configuration(home):
 def test_an_empty_comparison_is_refused(reader):
     with pytest.raises(ConfigError, match="1 to 1,000 runs"):
         compare_groups(reader, [])
+    with pytest.raises(ConfigError, match=r"where = 'env=Nowhere-v1': no run matches\. palaestra runs list --where"):
+        select_compared(reader, where="env=Nowhere-v1", at_least=2)

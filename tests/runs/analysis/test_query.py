@@ -47,6 +47,7 @@ def matches(text, config=None, metrics=None, **changes):
         "phase!=failed",
         "tag=paper and tag='Base line' and tag~base",
         "notes~DIVERGED and notes!~nan",
+        "favorite=false and not favorite=true",
         "runner=cleanrl or seed=3",
         "not (runner=cleanrl or seed=4)",
         "runner=cleanrl and seed=4 or seed=3",  # and binds more tightly

@@ -9,7 +9,7 @@ from tests.runs.attempts import wait_until
 from tests.runs.remote.sshd import needs_sshd
 from tests.runs.supervisors import echo, run_supervisor, wait_for_end, wait_for_phase
 
-from palaestra.errors import LaunchRefused
+from palaestra.errors import HostUnreachable, LaunchRefused
 from palaestra.files.home import Home
 from palaestra.runs.phase import Phase
 from palaestra.runs.remote.connection import run_command
@@ -22,7 +22,7 @@ def _submit(home, on="box", **hosts):
 
     async def body():
         async with run_supervisor(home, hosts=hosts) as supervisor:
-            with pytest.raises(LaunchRefused) as refused:
+            with pytest.raises((LaunchRefused, HostUnreachable)) as refused:
                 await supervisor.submit(echo(on=on, steps=1, invoked_from=home.base))
             assert not list(home.runs.iterdir())
             return str(refused.value)

@@ -138,7 +138,9 @@ def test_the_command_is_the_newest_attempts_unless_another_is_asked_for(served):
 
 
 def test_a_mistake_of_the_service_is_answered_as_any_refusal_and_logged(tmp_path, caplog):
-    api = build_api(None, RunReader(Home(tmp_path)), None, None, None, None, asyncio.Event(), WebAccess("token"))
+    api = build_api(
+        None, RunReader(Home(tmp_path)), None, None, None, None, asyncio.Event(), WebAccess("token"), None, None
+    )
 
     @api.get("/broken")
     def broken():

@@ -55,6 +55,21 @@ def test_a_run_that_has_ended_is_edited_field_by_field_and_found_by_its_words(se
     assert (last.kind, last.reason, last.phase) == ("edited", "changed name, tags, notes", Phase.SUCCEEDED)
 
 
+def test_a_run_is_marked_as_a_favorite_and_found_by_it_also_with_a_new_registry(served):
+    trainer, run_id, other = served.trainer, served.done(), served.done()
+    assert not trainer.run(run_id).favorite
+    record = trainer.update_run(run_id, favorite=True)
+    assert (record.favorite, _words(record)) == (True, ("", (), ""))
+    assert [row.run_id for row in trainer.runs(where="favorite=true")] == [run_id]
+    assert other in [row.run_id for row in trainer.runs(where="favorite=false")]
+    assert read_run(served.home.run(run_id)).favorite  # as the registry is rebuilt
+    last = trainer.run_events(run_id)[-1]
+    assert (last.kind, last.reason, last.facts) == ("edited", "changed favorite", {"favorite": True})
+    assert not trainer.update_run(run_id, favorite=False).favorite
+    with pytest.raises(ConfigError, match="favorite"):
+        trainer.update_run(run_id, favorite="yes")
+
+
 def test_an_edit_that_changes_nothing_leaves_no_event(served):
     run_id = served.done()
     served.trainer.update_run(run_id, **EDIT)

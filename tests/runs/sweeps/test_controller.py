@@ -11,7 +11,7 @@ import pytest
 from tests.runs.attempts import wait_until
 from tests.runs.supervisors import echo, event_kinds, run_supervisor
 
-from palaestra.errors import ConfigError, ConsentRequired, IllegalTransition, LaunchRefused, UnknownRun
+from palaestra.errors import ConfigError, ConsentRequired, HostUnreachable, IllegalTransition, LaunchRefused, UnknownRun
 from palaestra.runs.runners.echo import EchoRunner
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.sweeps.controller import SweepController
@@ -321,6 +321,91 @@ def test_a_sweep_that_is_interrupted_at_any_write_has_every_run_once(home, monke
     assert [(trial.number, trial.value) for trial in details.trials] == [(1, 1.5), (0, 1.0)]
     assert run_ids(home) == [f"{details.sweep.sweep_id}-t0000", f"{details.sweep.sweep_id}-t0001"]
     assert [event_kinds(home, run_id).count("launched") for run_id in run_ids(home)] == [1, 1]
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("write", ["record_resume", "record_reopened"])
+def test_a_resume_that_is_interrupted_at_any_write_continues_every_run_once(home, monkeypatch, write, moment):
+    original = getattr(SweepLog, write)
+
+    def interrupt(self, *arguments, **fields):
+        if moment == "after":
+            original(self, *arguments, **fields)
+        raise _Killed
+
+    async def body():
+        async with run_supervisor(home) as supervisor:
+            async with run_controller(home, supervisor) as controller:
+                spec = sweep(seeds=(1,), steps=10, checkpoint_every=5, then="hang")
+                record = await controller.create(spec)
+                run_id = f"{record.sweep_id}-t0000-s1"
+                await wait_until(lambda: (run := row(supervisor, run_id)) and run.env_step == 100, "its last update")
+                await controller.stop(record.sweep_id)
+                with monkeypatch.context() as patch, contextlib.suppress(_Killed):
+                    patch.setattr(SweepLog, write, interrupt)
+                    await controller.resume(record.sweep_id)
+                    await wait_until(lambda: any(task.done() for task in controller._tasks), "the interruption")
+            async with run_controller(home, supervisor) as controller:
+                if (write, moment) == ("record_resume", "before"):  # nothing was recorded: the user asks again
+                    await controller.resume(record.sweep_id)
+                await wait_until(lambda: supervisor.get_run(run_id).attempt == 2, "its second attempt")
+                await wait_until(
+                    lambda: "reopened" in [line["kind"] for line in lines(controller.reader.log(record.sweep_id))],
+                    "the line",
+                )
+                return await controller.stop(record.sweep_id)
+
+    stopped = asyncio.run(body())
+    assert (stopped.state, stopped.trials) == ("stopped", {"stopped": 1})
+    assert run_ids(home) == [f"{stopped.sweep_id}-t0000-s1"]
+    assert event_kinds(home, run_ids(home)[0]).count("launched") == 2
+
+
+def test_a_resume_waits_for_a_host_that_does_not_answer_and_keeps_the_checkpoints(home, monkeypatch):
+    monkeypatch.setattr("palaestra.runs.sweeps.controller._IDLE_S", 0.05)
+    answers = []
+
+    async def body():
+        async with run_both(home) as (supervisor, controller):
+            record = await controller.create(sweep(seeds=(1,), steps=10, checkpoint_every=5, then="hang"))
+            run_id = f"{record.sweep_id}-t0000-s1"
+            await wait_until(lambda: (run := row(supervisor, run_id)) and run.env_step == 100, "its last update")
+            await controller.stop(record.sweep_id)
+            resume = supervisor.resume
+
+            async def resume_when_reachable(*arguments):
+                answers.append(len(answers) >= 2)
+                if not answers[-1]:
+                    raise HostUnreachable("preflight", "host", "box: cannot be reached")
+                return await resume(*arguments)
+
+            monkeypatch.setattr(supervisor, "resume", resume_when_reachable)
+            resumed = await controller.resume(record.sweep_id)
+            assert (resumed.state, resumed.runs) == ("running", {"planned": 1})
+            await wait_until(lambda: supervisor.get_run(run_id).attempt == 2, "its second attempt")
+            await controller.stop(record.sweep_id)
+            return run_id
+
+    run_id = asyncio.run(body())
+    assert answers == [False, False, True]
+    assert run_ids(home) == [run_id]
+
+
+def test_a_log_of_an_earlier_version_whose_resume_does_not_name_trials_is_read(home):
+    home.path.mkdir(parents=True)
+    log = create_sweep(home, sweep({"steps": [10]}, seeds=(1, 2)), {}, 100, 1.0)
+    trial = log.add_trial({"steps": 10}, 2.0)
+    for seed in (1, 2):
+        log.record_submitted(trial, seed, 3.0)
+    log.record_stop("by the operator", keep_running=False, now=4.0)
+    log.record_end(trial, "stopped", {}, "", 5.0)
+    with open(log.path / "trials.jsonl", "a") as file:
+        file.write('{"kind": "resumed", "time": 6.0}\n{"kind": "reopened", "time": 7.0, "trial": 0, "anew": [2]}\n')
+    (trial,) = read_sweep(log.path).iterate_open()
+    assert [(run.tries, run.submitted, run.resume) for run in trial.runs.values()] == [
+        (1, True, False),
+        (2, False, False),
+    ]
 
 
 class _ForeignRunner(EchoRunner):

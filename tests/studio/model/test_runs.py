@@ -250,7 +250,7 @@ def test_an_unknown_column_changes_nothing():
 SOME = (
     _run("alpha-1", env_id="CartPole-v1", seed=1, tags=("baseline", "two words"), phase=Phase.FAILED),
     _run("alpha-10", env_id="LunarLander-v3", agent_id="sb3/sac", runner="sb3", seed=10, notes="Too slow"),
-    _run("beta", env_id="CartPole-v1", name="Gamma's best", phase=Phase.SUCCEEDED),
+    _run("beta", env_id="CartPole-v1", name="Gamma's best", phase=Phase.SUCCEEDED, favorite=True),
 )
 
 
@@ -275,6 +275,7 @@ SOME = (
         ("--slow", ["alpha-10"]),
         ("-", ["alpha-1", "alpha-10", "beta"]),
         ("gamma's", ["beta"]),
+        ("favorite:yes", ["beta"]),
         ('"too sl', ["alpha-10"]),
         ("zzz:1", []),
     ],

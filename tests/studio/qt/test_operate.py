@@ -117,6 +117,19 @@ def test_a_run_is_deleted_from_the_menu_and_comes_back_by_undo(driver, submit, c
     driver.wait(lambda: driver.studio.browser.runs.get(run_id) is not None)
 
 
+def test_a_run_is_marked_as_a_favorite_in_the_menu_and_has_a_star_in_the_table(driver, finished, client):
+    run_id = finished[0]
+    show(driver, run_id)
+    runs = driver.studio.browser.runs
+    choose_from_menu(driver, "Mark as favorite")
+    driver.wait(lambda: runs.get(run_id).favorite)
+    rows = driver.window.pages["runs"].table.rows
+    driver.wait(lambda: rows.index(rows.row_of(run_id), 2).data().startswith("★ "))
+    assert client.run(run_id).favorite
+    choose_from_menu(driver, "Remove from favorites")
+    driver.wait(lambda: not runs.get(run_id).favorite)
+
+
 def test_name_tags_and_notes_are_typed_and_kept(driver, finished, client):
     run_id = finished[1]
     show(driver, run_id)

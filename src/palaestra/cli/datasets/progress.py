@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeAlias
 
 from palaestra.cli.terminal import format_bytes
@@ -16,13 +16,25 @@ UpdateProgress: TypeAlias = Callable[[int, int], None]
 
 
 @contextmanager
-def show_progress(title: str, unit: str, clock: Callable[[], float] = time.monotonic) -> Iterator[UpdateProgress]:
-    """Show the progress of the block in a unit such as `steps`; `bytes` are shown as sizes."""
+def show_progress(
+    title: str, unit: str, clock: Callable[[], float] = time.monotonic, *, only_on_terminal: bool = False
+) -> Iterator[UpdateProgress]:
+    """Show the progress of the block in a unit such as `steps`; `bytes` are shown as sizes.
+
+    `only_on_terminal` prints no plain lines either.
+    """
     if can_redraw(sys.stderr):
         with _show_bar(title, unit) as update:
             yield update
+    elif only_on_terminal:
+        yield lambda done, total: None
     else:
         yield _PlainLines(title, unit, clock)
+
+
+def show_episodes(title: str) -> AbstractContextManager[UpdateProgress]:
+    """Show the progress of an evaluation on a terminal."""
+    return show_progress(title, "episodes", only_on_terminal=True)
 
 
 class _PlainLines:

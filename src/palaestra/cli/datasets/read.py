@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palaestra.cli.app import localize_commands
 from palaestra.cli.terminal import (
     JsonOption,
     format_bytes,
@@ -47,7 +48,7 @@ def list_command(
         return
     if not rows:
         hint = "No datasets yet. Make one: palaestra datasets create pendulum/random-v0 --env Pendulum-v1 --steps 20000"
-        print("No matching dataset." if env else hint)
+        print("No matching dataset." if env else localize_commands(hint))
         return
     print("\n".join(format_columns([_TITLES, *map(_format_row, rows)], _ALIGN_RIGHT)))
     for row in rows:
@@ -59,11 +60,11 @@ def show_command(dataset: DatasetArgument, as_json: JsonOption = False) -> None:
     """Verify a dataset and show its metadata."""
     from palaestra.experience.datasets import find_dataset
 
-    found = find_dataset(dataset, Home.default().datasets, mark_used=False)
+    match = find_dataset(dataset, Home.default().datasets, mark_used=False)
     if as_json:
-        print_json(describe_dataset(found))
+        print_json(describe_dataset(match))
         return
-    print("\n".join(format_columns([(title, text) for title, text in _get_fields(found) if text])))
+    print("\n".join(format_columns([(title, text) for title, text in _get_fields(match) if text])))
 
 
 def verify_command(

@@ -32,7 +32,7 @@ def record_command(
         str,
         typer.Argument(
             metavar="CONFIG_OR_TASKS",
-            help="UI configuration file, or names of tasks such as click_target/button,data_entry/form.",
+            help="UI configuration (file or packaged name), or tasks such as click_target/button,data_entry/form.",
         ),
     ],
     output: OutputOption,
@@ -152,18 +152,21 @@ def sanitize_table(lines: list[str]) -> str:
 
 def _read_config(source: str, model: str, overrides: list[str], output: Path) -> ScreenRunConfig:
     """The configuration in a file, or one for the named tasks and model."""
-    from palaestra.api.training import require_transformers
-    from palaestra.config.file import apply_overrides, is_ui_config, read_config_file
+    from palaestra.config.file import apply_overrides, is_ui_config
+    from palaestra.config.packaged import find_packaged, read_config
+    from palaestra.extras import require_extras
+
+    require_extras("UI agents", "vlm", "ui")
     from palaestra.train.screen_config import screen_config_from
 
-    if Path(source).suffix in (".yaml", ".yml", ".json") or Path(source).is_file():
-        data: Mapping[str, Any] = read_config_file(Path(source), Path("configs/ui"))
+    is_file = Path(source).suffix in (".yaml", ".yml", ".json") or Path(source).is_file()
+    if is_file or find_packaged(source) is not None:
+        data: Mapping[str, Any] = read_config(source).data
         if not is_ui_config(data):
             raise ConfigError("CONFIG_OR_TASKS", source, "is not a configuration of a UI agent", "It needs a model")
     else:
         data = {"model": {"name": model}, "tasks": [{"task": name} for name in source.split(",") if name]}
     data = apply_overrides(dict(data), overrides)
-    require_transformers(data)
     # A configuration for supervised learning may name a directory that does not exist yet.
     return screen_config_from({**data, "demonstrations": {"path": str(output)}})
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from palaestra.cli.app import localize_commands
 from palaestra.cli.terminal import (
     JsonOption,
     YesOption,
@@ -54,7 +55,8 @@ def list_command(
         print_json(records)
         return
     if not records:
-        print("No matching episode." if env or play else "No episodes yet. Play some with: palaestra studio")
+        hint = localize_commands("No episodes yet. Play some with: palaestra studio")
+        print("No matching episode." if env or play else hint)
         return
     shown = records if everything else records[:_MAX_LISTED]
     print("\n".join(_format_table(_TITLES, [_format_record(record) for record in shown])))

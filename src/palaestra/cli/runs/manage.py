@@ -18,11 +18,13 @@ from palaestra.cli.terminal import (
     YesOption,
     format_bytes,
     format_columns,
+    format_time,
     print_json,
 )
 from palaestra.errors import ConfigError
 
 if TYPE_CHECKING:
+    from palaestra.runs.archive.schedule import RetentionReport
     from palaestra.runs.client.client import TrainerService
 
 
@@ -76,16 +78,22 @@ def edit(
     notes: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Notes about the run; empty removes them, - reads stdin.")
     ] = None,
+    favorite: Annotated[
+        bool | None,
+        typer.Option("--favorite/--no-favorite", help="Mark the run, so that no retention policy removes it."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the title, tags and notes of a run."""
+    """Change the title, tags and notes of a run, or mark it as a favorite."""
     if no_tags and tags:
         raise ConfigError("--no-tags", True, "contradicts --tag", "Use one of them")
-    if name is None and notes is None and not tags and not no_tags:
-        raise ConfigError("runs edit", run, "nothing to change is given", "Add --name, --tag, --no-tags or --notes")
+    if name is None and notes is None and favorite is None and not tags and not no_tags:
+        remedy = "Add --name, --tag, --no-tags, --notes or --favorite"
+        raise ConfigError("runs edit", run, "nothing to change is given", remedy)
     (run_id,) = resolve_runs([run])
     text = sys.stdin.read() if notes == "-" else notes
-    changed = connect_service().update_run(run_id, name=name, tags=[] if no_tags else tags or None, notes=text)
+    new_tags = [] if no_tags else tags or None
+    changed = connect_service().update_run(run_id, name=name, tags=new_tags, notes=text, favorite=favorite)
     if as_json:
         print_json(changed)
     else:
@@ -171,16 +179,14 @@ def gc(
 ) -> None:
     """Archive and delete runs by the retention policy.
 
-    The policy is a setting of the service, for example retention: {keep_last: 100} in var/training/service.yaml. Exit
-    code 1 if a change failed.
+    The policy is a setting of the service, for example retention: {keep_last: 100} in var/training/service.yaml. With
+    every_h in it, the service applies it automatically, and this command shows the last time. Exit code 1 if a change
+    failed.
     """
-    from palaestra.runs.service.doctor import changed_settings_warning
-
     service = connect_service()
+    warn_of_changed_settings(service)
+    report = service.retention_report()
     entries = service.request("POST", "/gc", {"dry_run": not yes})
-    changed = changed_settings_warning(service.home)
-    if changed:
-        print(f"{changed}. Stop it with: palaestra serve --stop", file=sys.stderr)
     failed = [entry for entry in entries if entry.get("failed")]
     total = format_bytes(sum(entry["bytes"] for entry in entries if not entry.get("failed")))
     if as_json:
@@ -194,10 +200,31 @@ def gc(
             print(f"Applied {len(entries) - len(failed)} of {len(entries)}, {total}.")
         else:
             print(f"{total} in total. Nothing was changed; use --yes to apply.")
+    if not as_json:
+        _print_report(report)
     for entry in failed:
         print(f"error: {entry['action']} {entry['run_id']}: {entry['failed']}", file=sys.stderr)
     if failed:
         raise typer.Exit(1)
+
+
+def warn_of_changed_settings(service: TrainerService) -> None:
+    """Warn when the running service uses older settings than `service.yaml` has."""
+    from palaestra.runs.service.doctor import changed_settings_warning
+
+    changed = changed_settings_warning(service.home)
+    if changed:
+        print(f"{changed}. Stop it with: palaestra serve --stop", file=sys.stderr)
+
+
+def _print_report(report: RetentionReport) -> None:
+    if report.last is not None:
+        counts = f"{report.num_actions} actions, {report.num_failed} failed, {format_bytes(report.bytes)}"
+        print(f"Last applied automatically: {format_time(report.last)} ({counts}).")
+        rows = [(action.action, action.run_id, action.failed or action.why) for action in report.actions]
+        print("\n".join(f"  {line}" for line in format_columns(rows)) + "\n" if rows else "", end="")
+    if report.every_h is not None:
+        print(f"Applied automatically every {report.every_h:g} h; next: {format_time(report.next)}.")
 
 
 def drain(

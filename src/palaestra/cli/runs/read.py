@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from palaestra.cli.app import localize_commands
 from palaestra.cli.terminal import (
     JsonOption,
     RunArgument,
@@ -71,7 +72,8 @@ def list_runs(
         return
     if not records:
         filtered = phases or runner or env or tag or agent or words or archived or where
-        print("No matching run." if filtered else "No runs yet. Try: palaestra runs start configs/ppo/cartpole.yaml")
+        hint = localize_commands("No runs yet. Try: palaestra runs start cartpole")
+        print("No matching run." if filtered else hint)
         return
     from palaestra.cli.runs.table import format_runs
 

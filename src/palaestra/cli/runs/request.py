@@ -154,18 +154,16 @@ def _read_program(program: Sequence[str], words: list[str], runner: str, name: s
 
 def _read_config(words: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
     """The configuration from a file and overrides, the text of the file, and a name for the run."""
-    from palaestra.config.file import apply_overrides, read_config_file
+    from palaestra.config.file import apply_overrides
+    from palaestra.config.packaged import NamedConfig, read_runner_config
     from palaestra.runs.spec import run_name
 
-    path = Path(words.pop(0)) if words and "=" not in words[0] else None
-    if path is None and not words and runner == "palaestra":
-        remedy = "Try: palaestra runs start configs/ppo/cartpole.yaml"
-        raise ConfigError("CONFIG", None, "no configuration file given", remedy)
-    examples = Path("configs/ppo") if runner == "palaestra" else None
-    data = read_config_file(path, examples) if path is not None else {}
-    text = path.read_text(encoding="utf-8") if path is not None else ""
-    config = apply_overrides(data, words)
-    return config, text, run_name(config.get("name"), path)
+    name = words.pop(0) if words and "=" not in words[0] else None
+    if name is None and not words and runner == "palaestra":
+        raise ConfigError("CONFIG", None, "no configuration given", "Try: palaestra runs start cartpole")
+    source = NamedConfig({}) if name is None else read_runner_config(name, runner)
+    config = apply_overrides(source.data, words)
+    return config, source.text, run_name(config.get("name"), source.path)
 
 
 def _parse_variables(words: list[str]) -> dict[str, str]:

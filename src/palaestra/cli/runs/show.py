@@ -84,6 +84,7 @@ def _get_fields(reader: RunReader, record: RunRecord) -> list[tuple[str, str]]:
     return [
         ("run", record.run_id),
         ("name", sanitize_line(record.name)),
+        ("favorite", "yes" if record.favorite else ""),
         ("phase", format_phase(record)),
         ("agent", agent or record.runner),
         ("env", shorten(record.env_id, _MAX_NAME)),

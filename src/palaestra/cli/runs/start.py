@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from palaestra.cli.app import localize_commands
 from palaestra.cli.runs.manage import confirm, connect_service, resolve_runs
 from palaestra.cli.runs.request import ProgramCommand, build_spec, get_program, resolve_checkpoint
 from palaestra.cli.runs.sweeps import SweepOptions, build_sweep, parse_words, start_sweep
-from palaestra.cli.terminal import JsonOption, RunArgument, YesOption, print_json, sanitize_line
+from palaestra.cli.terminal import JsonOption, RunArgument, YesOption, complete_config, print_json, sanitize_line
 from palaestra.errors import ConsentRequired
 
 if TYPE_CHECKING:
@@ -29,7 +30,12 @@ _UNREPORTED_EVENTS = ("note", "first_sign", "adopted")
 
 _ConfigArgument = Annotated[
     str | None,
-    typer.Argument(metavar="CONFIG", help="YAML or JSON configuration file of the runner.", show_default=False),
+    typer.Argument(
+        metavar="CONFIG",
+        help="Packaged name (palaestra train --list), environment id, or file of the runner.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
 ]
 _OverridesArgument = Annotated[
     list[str] | None,
@@ -157,7 +163,7 @@ def _print_started(service: TrainerService, record: RunRecord, follow: bool, as_
         print_json(record)
     else:
         print(f"{record.run_id} {record.phase}")
-        print(f"Watch it with: palaestra runs watch {record.run_id}", file=sys.stderr)
+        print(localize_commands(f"Watch it with: palaestra runs watch {record.run_id}"), file=sys.stderr)
 
 
 start.command_class = ProgramCommand  # type: ignore[attr-defined]
@@ -253,7 +259,7 @@ def _print_stop_hint(service: TrainerService, run_id: str) -> None:
     """Tell how to stop a run whose submission was interrupted after the request was sent."""
     is_queued = service.home.run(run_id).path.is_dir()
     state = f"{run_id} was queued" if is_queued else f"The request was sent, and the service may still queue {run_id}"
-    print(f"{state}; stop it with: palaestra runs stop {run_id}", file=sys.stderr)
+    print(localize_commands(f"{state}; stop it with: palaestra runs stop {run_id}"), file=sys.stderr)
 
 
 def _print_command(prepared: LaunchPreview, out: TextIO) -> None:
@@ -278,7 +284,7 @@ def _watch_run(service: TrainerService, run_id: str, as_json: bool) -> None:
     try:
         record = _follow(service, run_id)
     except KeyboardInterrupt:
-        print(f"{run_id} continues; stop it with: palaestra runs stop {run_id}", file=sys.stderr)
+        print(localize_commands(f"{run_id} continues; stop it with: palaestra runs stop {run_id}"), file=sys.stderr)
         raise
     if as_json:
         print_json(record)

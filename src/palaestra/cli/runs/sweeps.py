@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from palaestra.cli.app import localize_commands
 from palaestra.cli.runs.manage import confirm, connect_service
 from palaestra.cli.terminal import JsonOption, format_columns, format_time, print_json, sanitize_line, shorten
 from palaestra.errors import ConfigError, ConsentRequired
@@ -41,7 +42,7 @@ def list_command(as_json: JsonOption = False) -> None:
         print_json(records)
         return
     if not records:
-        print("No sweeps yet. Try: palaestra runs start configs/ppo/cartpole.yaml --seeds 1..3")
+        print(localize_commands("No sweeps yet. Try: palaestra runs start cartpole --seeds 1..3"))
         return
     titles = ("SWEEP", "STATE", "SAMPLER", "TRIALS", "RUNS", "BEST", "CREATED")
     rows = [
@@ -193,7 +194,7 @@ def start_sweep(
     else:
         print(_format_progress(record) if options.follow else f"{record.sweep_id} {record.state}: {_format_size(spec)}")
     if not options.follow:
-        print(f"Show it with: palaestra sweeps show {record.sweep_id}", file=sys.stderr)
+        print(localize_commands(f"Show it with: palaestra sweeps show {record.sweep_id}"), file=sys.stderr)
     elif record.trials.get("succeeded", 0) != record.num_trials:
         raise typer.Exit(1)
 

@@ -10,19 +10,22 @@ from palaestra.runs.phase import Phase
 from palaestra.runs.record import LASTING_ALARMS, RunRecord
 from palaestra.runs.state.event_log import duration_s
 
-_TITLES = ("RUN", "RUNNER", "HOST", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE")
+_TITLES = ("RUN", "FAV", "RUNNER", "HOST", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE")
 _ALIGN_RIGHT = frozenset({"STEPS", "RETURN", "ELAPSED"})
 _MAX_NOTE = 60
 _MAX_NAME = 40
 
 
 def format_runs(records: Sequence[RunRecord]) -> list[str]:
-    """A line of titles, and one line per run. A column names other machines, if a run is on one."""
+    """A line of titles, and one line per run. Favorites and other machines have a column if there are any."""
     now = time.time()
-    titles = tuple(title for title in _TITLES if title != "HOST" or any(record.host for record in records))
+    unused = {"HOST"} if not any(record.host for record in records) else set()
+    unused |= {"FAV"} if not any(record.favorite for record in records) else set()
+    titles = tuple(title for title in _TITLES if title not in unused)
     rows = [
         (
             record.run_id,
+            *(["*" if record.favorite else ""] if "FAV" in titles else []),
             record.runner,
             *([shorten(sanitize_line(record.host), _MAX_NAME)] if "HOST" in titles else []),
             shorten(record.env_id, _MAX_NAME),

@@ -1,4 +1,4 @@
-"""The command that opens the web page of the run service."""
+"""The commands that open the web page of the run service, and list and test its webhooks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from palaestra.cli.terminal import JsonOption, print_json
+from palaestra.cli.terminal import JsonOption, format_columns, print_json
 
 
 def open_command(
@@ -22,7 +22,7 @@ def open_command(
     """Open the web page of the run service.
 
     Prints an address that works once, within ten minutes, and gives one browser access for reading. With a display, a
-    browser is opened. On a server, forward the port: ssh -L 8710:127.0.0.1:8710 HOST.
+    browser is opened. On a server, forward the port of the address: ssh -L PORT:127.0.0.1:PORT HOST.
     """
     from palaestra.cli.runs.manage import connect_service
 
@@ -34,6 +34,47 @@ def open_command(
         print(url)
         if is_opened:
             print("A browser was opened; the address does not work a second time.", file=sys.stderr)
+
+
+def webhooks_command(
+    test: Annotated[bool, typer.Option("--test", help="Send a test notification to each.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """List the webhooks that are notified about runs, or test them.
+
+    Webhooks are a setting of the service, for example webhooks: [{url: https://example.org/hook}] in
+    var/training/service.yaml. Exit code 1 if a test failed.
+    """
+    from palaestra.cli.runs.manage import connect_service, warn_of_changed_settings
+
+    service = connect_service()
+    warn_of_changed_settings(service)
+    results = service.test_webhooks() if test else []
+    statuses = service.webhooks()
+    if as_json:
+        print_json(results if test else statuses)
+    elif not statuses:
+        print("No webhooks. Add them to var/training/service.yaml: webhooks: [{url: https://example.org/hook}]")
+    elif test:
+        tests = [
+            ("ok" if result.ok else "FAILED", result.url, f"{result.seconds:.2f} s", result.text) for result in results
+        ]
+        print("\n".join(format_columns(tests)))
+    else:
+        titles: tuple[str, ...] = ("URL", "KINDS", "SIGNED", "DELIVERED", "FAILED", "PENDING", "LAST ERROR")
+        rows = [
+            (
+                status.url,
+                ", ".join(status.kinds),
+                "yes" if status.signed else "no",
+                *(f"{number:,}" for number in (status.delivered, status.failed, status.pending)),
+                status.last_error,
+            )
+            for status in statuses
+        ]
+        print("\n".join(format_columns([titles, *rows], align_right=[False, False, False, True, True, True])))
+    if any(not result.ok for result in results):
+        raise typer.Exit(1)
 
 
 def _open_browser(url: str) -> bool:

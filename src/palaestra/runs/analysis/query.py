@@ -35,6 +35,7 @@ FIELDS: Mapping[str, Callable[[RunRecord], object]] = {
     "host": lambda run: run.host,
     "tag": lambda run: run.tags,
     "notes": lambda run: run.notes,
+    "favorite": lambda run: run.favorite,
     "seed": lambda run: run.seed,
     "step": lambda run: run.env_step,
     "total_steps": lambda run: run.total_steps,

@@ -88,9 +88,9 @@ class RunArchive:
         self._registry.delete(record.run_id)
 
     def plan(self, supervised: Collection[str]) -> list[RetentionAction]:
-        """All actions of the retention policy. Runs under supervision and deployed checkpoints are kept."""
+        """All actions of the retention policy. Supervised runs, favorites and deployed checkpoints are kept."""
         every_run = [*self._registry.runs(), *self._registry.runs(archived=True)]
-        candidates = [run for run in every_run if run.run_id not in supervised]
+        candidates = [run for run in every_run if run.run_id not in supervised and not run.favorite]
         deployed = find_deployed_paths(self._home)
         root = self._home.runs.resolve()
         protected = {path.relative_to(root).parts[0] for path in deployed if path.is_relative_to(root)}

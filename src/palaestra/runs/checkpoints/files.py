@@ -264,8 +264,8 @@ def announced_paths(attempt: Attempt, announced: str) -> tuple[Path, ...]:
 
     A trainer on another machine announces the path of that machine, whose end is the same here.
     """
-    _, found, rest = announced.partition(f"/{attempt.path.parent.name}/{attempt.path.name}/")
-    places = [announced, *([rest] if found else [])]
+    _, separator, rest = announced.partition(f"/{attempt.path.parent.name}/{attempt.path.name}/")
+    places = [announced, *([rest] if separator else [])]
     return tuple((base / place).resolve() for place in places for base in (attempt.path, attempt.work))
 
 

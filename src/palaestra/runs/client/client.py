@@ -1,7 +1,7 @@
 """The Python client of the run service, which it starts automatically.
 
     service = TrainerService()
-    run_id = service.start_run("configs/ppo/cartpole.yaml")
+    run_id = service.start_run("cartpole")
     for line in service.stream_log(run_id):
         ...
 
@@ -27,6 +27,7 @@ from palaestra.runs.wire import from_json
 if TYPE_CHECKING:
     from palaestra.runs.client.play import PlayConnection
     from palaestra.runs.machine import MachineUsage
+    from palaestra.runs.notifications.webhooks import WebhookStatus, WebhookTest
     from palaestra.runs.play.spec import PlaySpec
     from palaestra.runs.presets import Preset
 
@@ -42,6 +43,18 @@ class TrainerService(RunRequests, SweepRequests, MetricRequests, CheckpointReque
         from palaestra.runs.machine import MachineUsage
 
         return from_json(MachineUsage, self.request("GET", "/machine"))
+
+    def webhooks(self) -> list[WebhookStatus]:
+        """The configured webhooks, and what was sent to them since the service started."""
+        from palaestra.runs.notifications.webhooks import WebhookStatus
+
+        return [from_json(WebhookStatus, row) for row in self.request("GET", "/webhooks")]
+
+    def test_webhooks(self) -> list[WebhookTest]:
+        """Send a test notification to every webhook, with one try each, and wait for the answers."""
+        from palaestra.runs.notifications.webhooks import WebhookTest
+
+        return [from_json(WebhookTest, row) for row in self.request("POST", "/webhooks/test", {})]
 
     def presets(self, kind: str | None = None) -> list[Preset]:
         """Named values of forms of a kind (default: of all kinds), such as `train/cleanrl/dqn`."""

@@ -23,7 +23,9 @@ from palaestra.telemetry.event import Record, decode
 
 if TYPE_CHECKING:
     from palaestra.runs.archive.retention import RetentionAction
+    from palaestra.runs.archive.schedule import RetentionReport
     from palaestra.runs.comparison import Comparison
+    from palaestra.runs.differences.run_diff import RunDifference
 
 _FIRST_POLL_S, _MAX_POLL_S = 0.02, 0.5
 
@@ -105,9 +107,10 @@ class RunRequests(ServiceRequests):
         name: str | None = None,
         tags: Sequence[str] | None = None,
         notes: str | None = None,
+        favorite: bool | None = None,
     ) -> RunRecord:
-        """Change the title, tags and notes of a run, in any phase; None leaves a field as it is."""
-        body = {"name": name, "tags": None if tags is None else list(tags), "notes": notes}
+        """Change the title, tags and notes of a run, or mark it as a favorite; None leaves a field as it is."""
+        body = {"name": name, "tags": None if tags is None else list(tags), "notes": notes, "favorite": favorite}
         return from_json(RunRecord, self.request("PATCH", f"/runs/{quote(run_id)}", body))
 
     def run_events(self, run_id: str) -> list[RunEvent]:
@@ -132,6 +135,12 @@ class RunRequests(ServiceRequests):
 
         return from_json(Comparison, self.request("GET", "/compare", run=list(run_ids)))
 
+    def diff_runs(self, first: str, second: str) -> RunDifference:
+        """How the second run differs from the first in configuration, code, packages, machine and variables."""
+        from palaestra.runs.differences.run_diff import RunDifference
+
+        return from_json(RunDifference, self.request("GET", "/diff", run=[first, second]))
+
     def archive_run(self, run_id: str) -> RunRecord:
         """Pack a run that has ended."""
         return self._run_request(f"/runs/{quote(run_id)}/archive", {})
@@ -149,6 +158,12 @@ class RunRequests(ServiceRequests):
         from palaestra.runs.archive.retention import RetentionAction
 
         return [from_json(RetentionAction, row) for row in self.request("POST", "/gc", {"dry_run": dry_run})]
+
+    def retention_report(self) -> RetentionReport:
+        """When the retention policy is applied automatically, and what it did the last time."""
+        from palaestra.runs.archive.schedule import RetentionReport
+
+        return from_json(RetentionReport, self.request("GET", "/gc"))
 
     def drain(self, on: bool) -> bool:
         """Stop or continue starting queued runs; returns whether the service drains."""
@@ -209,11 +224,11 @@ def _build_spec(config: RunSpec | Mapping[str, object] | str | Path, runner: str
     if isinstance(config, Mapping):
         data["config"] = dict(config)
     else:
-        from palaestra.config.file import read_config_file
+        from palaestra.config.packaged import read_runner_config
 
-        path = Path(config)
-        data["config"], data["config_text"] = read_config_file(path), path.read_text(encoding="utf-8")
-        data.setdefault("name", run_name(data["config"].get("name"), path))
+        source = read_runner_config(str(config), runner)
+        data["config"], data["config_text"] = source.data, source.text
+        data.setdefault("name", run_name(source.data.get("name"), source.path))
     return parse_section(RunSpec, data, place="spec")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from palaestra.files.run_directory import Attempt
+from palaestra.redaction import Redactor
 from palaestra.runs.comparison import find_differences, read_configuration
 from palaestra.runs.reader import RunReader
 from palaestra.runs.reproducibility.bounded_process import run_bounded
@@ -66,7 +68,8 @@ class RunDifference:
 
 
 def diff_runs(reader: RunReader, first: str, second: str) -> RunDifference:
-    """Compare the newest attempts of two runs by their ids, or prefixes of them."""
+    """Compare the newest attempts of two runs by their ids, or prefixes of them. Secrets are redacted."""
+    redact = Redactor.from_environment(os.environ)
     records = [reader.run(name) for name in (first, second)]
     directories = [reader.paths(record.run_id) for record in records]
     attempts = [run.attempt(max(1, record.attempt)) for run, record in zip(directories, records, strict=True)]
@@ -85,7 +88,7 @@ def diff_runs(reader: RunReader, first: str, second: str) -> RunDifference:
         configuration=find_differences(configurations),
         command=words if words[0] != words[1] else [],
         code=find_differences([_describe_code(one.code), _describe_code(other.code)]) if is_complete else {},
-        files=_diff_files(one.code, other.code, attempts) if is_complete else (),
+        files=_diff_files(one.code, other.code, attempts, redact) if is_complete else (),
         packages=find_differences([_read_packages(attempt) for attempt in attempts]) if is_complete else {},
         machine=find_differences([_describe_machine(one), _describe_machine(other)]) if is_complete else {},
         variables=find_differences(variables) if all(variables) else {},
@@ -129,14 +132,16 @@ def _read_packages(attempt: Attempt) -> JsonObject:
     return packages
 
 
-def _diff_files(one: CodeRecord, other: CodeRecord, attempts: list[Attempt]) -> tuple[FileDifference, ...]:
+def _diff_files(
+    one: CodeRecord, other: CodeRecord, attempts: list[Attempt], redact: Redactor
+) -> tuple[FileDifference, ...]:
     before, after = _list_files(one, other), _list_files(other, one)
     differences = []
     for name in sorted(before.keys() | after.keys()):
         if before.get(name, "") == after.get(name, ""):
             continue
         change = "added" if not before.get(name) else "removed" if not after.get(name) else "changed"
-        texts = [_read_text(code, attempt, name) for code, attempt in zip((one, other), attempts, strict=True)]
+        texts = [_read_text(code, attempt, name, redact) for code, attempt in zip((one, other), attempts, strict=True)]
         differences.append(FileDifference(name, change, _format_unified(name, *texts)))
     return tuple(differences)
 
@@ -148,7 +153,7 @@ def _list_files(code: CodeRecord, other: CodeRecord) -> Mapping[str, str]:
     return {**code.changed, **code.untracked}
 
 
-def _read_text(code: CodeRecord, attempt: Attempt, name: str) -> str | None:
+def _read_text(code: CodeRecord, attempt: Attempt, name: str, redact: Redactor) -> str | None:
     """The content of a file in a run; empty if it has none, None if it is not available."""
     digest = {**code.files, **code.changed, **code.untracked}.get(name, "")
     if not digest and code.files:
@@ -167,7 +172,8 @@ def _read_text(code: CodeRecord, attempt: Attempt, name: str) -> str | None:
         data = output.data if output is not None and output.is_complete and output.returncode == 0 else None
     if data is None or b"\0" in data:
         return None
-    return data.decode("utf-8", "replace")
+    # A file that was kept is redacted already; one of the repository is not.
+    return redact(data.decode("utf-8", "replace"))
 
 
 def _format_unified(name: str, before: str | None, after: str | None) -> str:

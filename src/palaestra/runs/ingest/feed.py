@@ -242,8 +242,8 @@ class Feed:
         return SeriesWriter(self._attempt.series, self._find_origin)
 
     def _find_origin(self, name: str) -> str:
-        found = self._translator.find_origin(name) if self._translator else ""
-        return found or provenance(self._sources, name)
+        origin = self._translator.find_origin(name) if self._translator else ""
+        return origin or provenance(self._sources, name)
 
     def _restart(self) -> None:
         """Discard the series: the journal was replaced by another file."""

@@ -217,8 +217,8 @@ class PrintedMetrics:
         match = _PHASE.match(line)
         if match is not None and _step_rank(match[1]) is None:
             phase = f"{_clean(match[1])}/"
-        for found in _PAIR.finditer(line):
-            pairs.append(_read_pair(found))
+        for pair_match in _PAIR.finditer(line):
+            pairs.append(_read_pair(pair_match))
             if len(pairs) == _MAX_PAIRS:
                 break
         ranked = [(rank, pair) for pair in pairs if (rank := _rank(pair)) is not None]

@@ -197,14 +197,14 @@ def is_plain(value: Any) -> bool:
 
 def read_descriptions(text: str) -> dict[str, str]:
     """What a docstring says about arguments: as `:param name: …`, or in Gymnasium's lists and tables."""
-    found = dict(re.findall(r":param (\w+): (.+?)(?=\n\s*:|\n\s*\n|\Z)", text, re.DOTALL))
+    descriptions = dict(re.findall(r":param (\w+): (.+?)(?=\n\s*:|\n\s*\n|\Z)", text, re.DOTALL))
     for name, words in re.findall(r"^\| `(\w+)`\s*\|.*\|([^|\n]+)\|\s*$", text, re.MULTILINE):
-        found.setdefault(name, words)
+        descriptions.setdefault(name, words)
     for name, words in re.findall(
         r"^\s*(?:\* )?`(\w+)(?:=[^`]*)?`:?\s+(.+?)(?=\n\s*\n|\n\s*\* |\Z)", text, re.M | re.S
     ):
-        found.setdefault(name, words)
-    return {name: shorten(" ".join(words.split())) for name, words in found.items()}
+        descriptions.setdefault(name, words)
+    return {name: shorten(" ".join(words.split())) for name, words in descriptions.items()}
 
 
 def shorten(text: str) -> str:

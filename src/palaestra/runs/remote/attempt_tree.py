@@ -43,7 +43,7 @@ def is_growing(name: str) -> bool:
 
 def list_files(root: Path) -> dict[str, os.stat_result]:
     """The mirrored regular files of an attempt by relative path, a manifest after the files beside it."""
-    found: dict[str, os.stat_result] = {}
+    files: dict[str, os.stat_result] = {}
     pending = [root]
     while pending:
         directory = pending.pop()
@@ -59,10 +59,10 @@ def list_files(root: Path) -> dict[str, os.stat_result]:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(Path(entry.path))
                 elif entry.is_file(follow_symlinks=False):
-                    found[name] = entry.stat(follow_symlinks=False)
+                    files[name] = entry.stat(follow_symlinks=False)
             except OSError:
                 continue  # removed meanwhile
-    return found
+    return files
 
 
 class AttemptTree:

@@ -21,13 +21,13 @@ from typing import Any, BinaryIO
 
 _PROBE = """
 import importlib.metadata, importlib.util, json, sys
-found = {}
+packages = {}
 for name in sys.argv[1:]:
     try:
-        found[name] = importlib.metadata.version(name)
+        packages[name] = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        found[name] = "unknown" if importlib.util.find_spec(name) else None
-print(json.dumps({"version": list(sys.version_info[:3]), "packages": found}))
+        packages[name] = "unknown" if importlib.util.find_spec(name) else None
+print(json.dumps({"version": list(sys.version_info[:3]), "packages": packages}))
 """
 _UNUSED_AFTER_S = 180 * 24 * 3600.0
 """Unpacked code and checkpoints that no run has begun with for this long are removed when others arrive."""

@@ -135,10 +135,10 @@ class _Collector:
 
     def collect_git(self, start: Path) -> CodeRecord | None:
         """The record of a repository; None outside of one, and without git."""
-        found = self._git(start, "rev-parse", "--show-toplevel")
-        if found is None or found.returncode != 0:
+        top_level = self._git(start, "rev-parse", "--show-toplevel")
+        if top_level is None or top_level.returncode != 0:
             return None
-        top = Path(os.fsdecode(found.data.rstrip(b"\n")))
+        top = Path(os.fsdecode(top_level.data.rstrip(b"\n")))
         record = CodeRecord("git", str(top))
         head = self._git(top, "log", "-1", "--format=%H%x00%s", "HEAD")
         if head is not None and head.returncode == 0:

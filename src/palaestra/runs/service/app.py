@@ -16,6 +16,8 @@ from palaestra import __version__
 from palaestra.config import Section, parse_section
 from palaestra.errors import ConfigError, ConsentRequired, IllegalTransition, PalaestraError, UnknownRun
 from palaestra.redaction import Redactor
+from palaestra.runs.archive.schedule import RetentionSchedule
+from palaestra.runs.notifications.webhooks import Webhooks
 from palaestra.runs.play.plays import Plays
 from palaestra.runs.play.spec import PlaySpec
 from palaestra.runs.reader import RunReader
@@ -27,7 +29,7 @@ from palaestra.runs.service.play_routes import add_play_routes
 from palaestra.runs.service.run_routes import add_run_routes
 from palaestra.runs.service.schemas import COMMON_ERRORS, describe_errors
 from palaestra.runs.service.streaming import add_stream_routes
-from palaestra.runs.service.tool_routes import add_tool_routes
+from palaestra.runs.service.tool_routes import add_tool_routes, add_webhook_routes
 from palaestra.runs.service.trajectory_routes import add_trajectory_routes
 from palaestra.runs.service.web.access import WebAccess
 from palaestra.runs.service.web.routes import add_web_routes
@@ -53,6 +55,8 @@ def build_api(
     sweeps: SweepController,
     closing: asyncio.Event,
     access: WebAccess,
+    retention: RetentionSchedule,
+    webhooks: Webhooks,
 ) -> FastAPI:
     """The application without authentication. Streams end when `closing` is set."""
     app = FastAPI(
@@ -66,13 +70,14 @@ def build_api(
         responses=describe_errors(*COMMON_ERRORS),
         generate_unique_id_function=lambda route: route.name,
     )
-    add_run_routes(app, supervisor, reader)
+    add_run_routes(app, supervisor, reader, retention)
     add_sweep_routes(app, sweeps)
     add_comparison_routes(app, reader)
     add_metric_routes(app, reader)
     add_stream_routes(app, supervisor, reader, closing)
     add_checkpoint_routes(app, reader, registry)
     add_tool_routes(app, supervisor, reader, tensorboards, closing)
+    add_webhook_routes(app, webhooks)
     add_video_routes(app, reader)
     add_artifact_routes(app, reader)
     add_trajectory_routes(app, reader)

@@ -44,11 +44,11 @@ def add_artifact_routes(app: FastAPI, reader: RunReader) -> None:
 
         Secrets in texts are replaced; these are sent whole, whatever the range.
         """
-        found, file = open_artifact(reader.home, reader.paths(run_id), name)
-        if found.redacted:
-            content = read_redacted(file, found, Redactor.from_environment(os.environ))
-            return StreamingResponse(content, media_type=found.media_type, headers={"accept-ranges": "none"})
-        return send_file(file, found.media_type, wanted)
+        artifact, file = open_artifact(reader.home, reader.paths(run_id), name)
+        if artifact.redacted:
+            content = read_redacted(file, artifact, Redactor.from_environment(os.environ))
+            return StreamingResponse(content, media_type=artifact.media_type, headers={"accept-ranges": "none"})
+        return send_file(file, artifact.media_type, wanted)
 
     app.include_router(router)
 

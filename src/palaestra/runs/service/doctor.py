@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import shutil
+import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
-from typing import Literal
 
 from palaestra.errors import PalaestraError
+from palaestra.extras import EXTRAS, QT_LIBRARIES, install_command, is_installed, missing_modules
 from palaestra.files.home import Home
 from palaestra.http.hosts import exposure_warning
 from palaestra.redaction import is_secret_name
@@ -28,22 +29,10 @@ from palaestra.runs.runners.registry import broken_runners, registered_runners
 from palaestra.runs.spec import RunSpec
 from palaestra.runs.store.database import RegistryCorrupt, open_for_reading
 from palaestra.runs.store.lock import find_lock_holder
+from palaestra.sessions.browser.chromium import find_chromium
 
 _MIN_FREE_MB = 512
-_PACKAGES: dict[str, tuple[str, str, Literal["warning", "refused"]]] = {
-    "fastapi": ("the run service", "serve", "refused"),
-    "uvicorn": ("the run service", "serve", "refused"),
-    "httptools": ("the run service", "serve", "refused"),
-    "torch": ("training", "", "refused"),
-    "tensorboard": ("TensorBoard files", "tensorboard", "warning"),
-    "wandb": ("tracking with W&B", "wandb", "warning"),
-    "imageio_ffmpeg": ("video clips", "video", "warning"),
-    "Box2D": ("the environments LunarLander and BipedalWalker", "box2d", "warning"),
-    "mujoco": ("the environments of MuJoCo", "mujoco", "warning"),
-    "h5py": ("datasets to learn from", "offline", "warning"),
-    "transformers": ("vision-language models", "vlm", "warning"),
-    "miniwob": ("screen tasks", "ui", "warning"),
-}
+_CHECK_TIMEOUT_S = 20.0
 _RESTART = "palaestra serve --stop; the next command starts a new service, and runs are not affected"
 _SENT_BY_CLIENT = "Nothing to do: runs started in this shell use its value"
 # Variables that a trainer inherits from the service, with the remedy when this shell has another value.
@@ -64,7 +53,14 @@ _TRIAL_SPECS = {
 
 def examine(home: Home) -> list[Finding]:
     """Run all checks. Starts short probes of other interpreters, and changes nothing."""
-    checks = (_check_machine(home), _check_state(home), _check_packages(), _check_runners())
+    checks = (
+        _check_machine(home),
+        _check_state(home),
+        _check_packages(),
+        _check_browser(),
+        _check_qt(),
+        _check_runners(),
+    )
     return [finding for findings in checks for finding in findings]
 
 
@@ -84,7 +80,7 @@ def _check_machine(home: Home) -> Iterator[Finding]:
     gpus = detect_gpus()
     shown = ", ".join(f"{gpu.index}: {gpu.name} ({gpu.memory_mb:,} MB)" for gpu in gpus)
     yield Finding("gpu", "ok", shown or "none: runs train on the CPU")
-    if gpus and importlib.util.find_spec("torch") is not None:
+    if gpus and is_installed("torch"):
         interpreter = Interpreter(sys.executable, "this one")
         findings = cuda_findings(interpreter, probe(interpreter, _this_machine(gpus), cuda=True))
         for finding in findings:
@@ -198,21 +194,64 @@ def _format_value(name: str, value: str | None) -> str:
 
 
 def _check_packages() -> Iterator[Finding]:
-    for package, (purpose, extra, level) in _PACKAGES.items():
-        if importlib.util.find_spec(package) is not None:
-            yield Finding(f"dependency:{package}", "ok", f"{_version(package)} ({purpose})")
+    if is_installed("torch"):
+        yield Finding("dependency:torch", "ok", _version("torch"))
+    else:
+        yield Finding("dependency:torch", "refused", "is not installed: training will not work", "pip install torch")
+    for name, extra in EXTRAS.items():
+        missing = missing_modules(name)
+        if missing:
+            text = f"{', '.join(missing)} not installed; needed for {extra.purpose}"
+            yield Finding(f"extra:{name}", "warning", text, install_command(name))
         else:
-            remedy = f"pip install 'palaestra[{extra}]'" if extra else f"pip install {package}"
-            yield Finding(f"dependency:{package}", level, f"is not installed: {purpose} will not work", remedy)
+            versions = ", ".join(f"{module} {_version(module)}" for module in extra.modules)
+            yield Finding(f"extra:{name}", "ok", f"{extra.purpose}: {versions}")
 
 
-def _version(package: str) -> str:
-    for name in (package, package.lower(), package.replace("_", "-")):
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return "installed"
+def _check_browser() -> Iterator[Finding]:
+    try:
+        program = find_chromium().path
+    except PalaestraError as error:
+        yield Finding("chromium", "warning", f"UI sessions will not work: {error}")
+        return
+    result = _run_check([program, "--version"])
+    if result is None or result.returncode:
+        text, remedy = f"{program} does not start", f"Run it to see why: {program} --version"
+        yield Finding("chromium", "warning", text, remedy)
+    else:
+        yield Finding("chromium", "ok", f"{result.stdout.strip()} at {program}")
+
+
+def _check_qt() -> Iterator[Finding]:
+    if not is_installed("PySide6"):
+        return  # reported with the extra
+    result = _run_check([sys.executable, "-c", "import PySide6.QtSvg, PySide6.QtWidgets"])
+    if result is None or result.returncode:
+        reason = "" if result is None else (result.stderr.strip().splitlines() or [""])[-1]
+        yield Finding("qt", "warning", f"PySide6 cannot be loaded: {reason}", QT_LIBRARIES)
+    elif any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "QT_QPA_PLATFORM")):
+        yield Finding("qt", "ok", f"PySide6 {_version('PySide6')} can be loaded")
+    else:
+        yield Finding("qt", "ok", "PySide6 can be loaded; there is no display for the studio here")
+
+
+def _run_check(command: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
+    """Run a short program; None if it cannot be started or hangs."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _version(module: str) -> str:
+    names = _distributions().get(module, ())
+    return importlib.metadata.version(names[0]) if names else "installed"
+
+
+@cache
+def _distributions() -> Mapping[str, Sequence[str]]:
+    """The installed distributions by the modules that they hold."""
+    return importlib.metadata.packages_distributions()
 
 
 def _check_runners() -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from pydantic import Field, StrictBool
 
 from palaestra.runs.analysis.groups import GroupComparison, compare_groups
 from palaestra.runs.comparison import Comparison, compare
+from palaestra.runs.differences.run_diff import RunDifference, diff_runs
 from palaestra.runs.plots.curves import build_curves
 from palaestra.runs.reader import RunReader
 from palaestra.runs.service.schemas import (
@@ -123,6 +124,11 @@ def add_comparison_routes(app: FastAPI, reader: RunReader) -> None:
     def compare_runs(run: Annotated[list[RunIdText], Query(min_length=2, max_length=50)]) -> JsonObject:
         """Runs side by side."""
         return to_json(compare(reader, run))
+
+    @router.get("/diff", operation_id="diff_runs", responses=NOT_FOUND, response_model=RunDifference)
+    def diff(run: Annotated[list[RunIdText], Query(min_length=2, max_length=2)]) -> JsonObject:
+        """How the second of two runs differs from the first: configuration, code, packages, machine and variables."""
+        return to_json(diff_runs(reader, *run))
 
     @router.get("/compare/groups", responses=NOT_FOUND, response_model=GroupComparison)
     def compare_run_groups(

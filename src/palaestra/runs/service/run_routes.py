@@ -13,6 +13,7 @@ from palaestra.errors import ConfigError
 from palaestra.redaction import redact_secrets
 from palaestra.runs.analysis.query import select_runs
 from palaestra.runs.archive.retention import RetentionAction
+from palaestra.runs.archive.schedule import RetentionReport, RetentionSchedule
 from palaestra.runs.phase import Phase
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunEdit, RunEvent, RunRecord
@@ -101,6 +102,8 @@ class EditBody(RequestBody):
     """All tags, which replace the current ones."""
     notes: Annotated[str | None, Field(max_length=20_000), AfterValidator(_check_notes)] = None
     """A text of any number of lines; empty removes it."""
+    favorite: StrictBool | None = None
+    """Whether the retention policy leaves the run alone."""
 
     def to_changes(self) -> RunEdit:
         """The fields that change. `ConfigError` if there are none, or if one holds a secret, which would be stored."""
@@ -111,8 +114,10 @@ class EditBody(RequestBody):
             changes["tags"] = tuple(dict.fromkeys(self.tags))
         if self.notes is not None:
             changes["notes"] = self.notes
+        if self.favorite is not None:
+            changes["favorite"] = self.favorite
         if not changes:
-            raise ConfigError("body", {}, "changes nothing", "Send name, tags or notes")
+            raise ConfigError("body", {}, "changes nothing", "Send name, tags, notes or favorite")
         for place, value in changes.items():
             if redact_secrets(value) != value:
                 raise ConfigError(place, value, "holds a password or token and would be stored", "Leave it out")
@@ -138,11 +143,11 @@ class GcBody(RequestBody):
     """Report what would be removed without removing it."""
 
 
-def add_run_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) -> None:
+def add_run_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader, retention: RetentionSchedule) -> None:
     """Add the routes to the application."""
     _add_read_routes(app, supervisor, reader)
     _add_control_routes(app, supervisor, reader)
-    _add_retention_routes(app, supervisor, reader)
+    _add_retention_routes(app, supervisor, reader, retention)
 
 
 def _add_read_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) -> None:
@@ -269,7 +274,9 @@ def _add_control_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader)
     app.include_router(service_router)
 
 
-def _add_retention_routes(app: FastAPI, supervisor: Supervisor, reader: RunReader) -> None:
+def _add_retention_routes(
+    app: FastAPI, supervisor: Supervisor, reader: RunReader, retention: RetentionSchedule
+) -> None:
     archive_router = new_router("archive")
 
     @archive_router.post("/runs/{run_id}/archive", responses=NOT_FOUND_OR_CONFLICT, response_model=RunRecord)
@@ -289,6 +296,11 @@ def _add_retention_routes(app: FastAPI, supervisor: Supervisor, reader: RunReade
         record = supervisor.get_run(full_id)
         await supervisor.delete(full_id)
         return to_json(record)
+
+    @archive_router.get("/gc", operation_id="retention_report", response_model=RetentionReport)
+    def report() -> JsonObject:
+        """When the retention policy is applied automatically, and what it did the last time."""
+        return to_json(retention.read_report())
 
     @archive_router.post("/gc", response_model=list[RetentionAction])
     async def gc(body: GcBody) -> list[JsonObject]:

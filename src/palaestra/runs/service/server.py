@@ -30,8 +30,10 @@ from palaestra.http.hosts import AllowedHosts, exposure_warning, reachable_host
 from palaestra.http.server import listen, serve_in_background, socket_url
 from palaestra.processes.procfs import ProcessIdentity
 from palaestra.redaction import Redactor
+from palaestra.runs.archive.schedule import RetentionSchedule
 from palaestra.runs.checkpoints.import_checkpoint import detach_from_runs
 from palaestra.runs.config import ServiceConfig, service_config
+from palaestra.runs.notifications.webhooks import Webhooks
 from palaestra.runs.play.plays import Plays
 from palaestra.runs.play.policy_planner import PolicyPlanner
 from palaestra.runs.reader import RunReader
@@ -88,15 +90,22 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
         policies = PolicyPlanner(home, supervisor.planner.get_runner)
         plays = Plays(home, policies.plan, idle_timeout_s=config.play_idle_s)
         sweeps = SweepController(home, supervisor)
+        retention = RetentionSchedule(home, config.retention.every_h, lambda: supervisor.gc(dry_run=False))
+        webhooks = Webhooks(home, config.webhooks, supervisor.get_run)
         cataloguing: asyncio.Task[None] | None = None
         try:
+            # Before the supervisor: the end of a run that ended without a service is an event of its adoption.
+            await webhooks.start(supervisor.stream_events())
             report = await supervisor.start()
             _log.info("version %s at %s; %s", __version__, url, report)
             await sweeps.start()
+            retention.start()
             # In the background: thousands of directories take seconds, and a resume finds checkpoints without rows.
             cataloguing = asyncio.create_task(_catalogue_checkpoints(catalogue, home, closing))
             access = WebAccess(token)
-            app = build_api(supervisor, RunReader(home), registry, tensorboards, plays, sweeps, closing, access)
+            app = build_api(
+                supervisor, RunReader(home), registry, tensorboards, plays, sweeps, closing, access, retention, webhooks
+            )
             auth = AuthMiddleware(app, token, AllowedHosts(config.host, config.allowed_hosts), access)
             async with serve_in_background(auth, sock, websockets=True) as serving:
                 lock.publish_url(url)
@@ -108,7 +117,7 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
                 def is_idle() -> bool:
                     if config.idle_exit_s is None or tensorboards.running() or catalogue.busy or not supervisor.idle:
                         return False
-                    if plays.num_running or sweeps.is_busy:
+                    if plays.num_running or sweeps.is_busy or retention.is_busy or webhooks.is_busy:
                         return False
                     return auth.idle_s() > config.idle_exit_s
 
@@ -123,7 +132,9 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
             closing.set()
             if cataloguing is not None:
                 await cataloguing
+            await retention.close()
             await sweeps.close()
+            await webhooks.close()
             await supervisor.close()
             await asyncio.to_thread(catalogue.close)
             await asyncio.to_thread(tensorboards.close)

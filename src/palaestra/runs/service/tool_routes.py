@@ -1,4 +1,4 @@
-"""Routes of the runners and their catalogues, datasets, the machine, W&B tracking, TensorBoard and presets."""
+"""Routes of runners and their catalogues, datasets, the machine, W&B tracking, TensorBoard, presets and webhooks."""
 
 # No `from __future__ import annotations`: FastAPI evaluates the annotations.
 import asyncio
@@ -15,6 +15,7 @@ from palaestra.files.home import Home
 from palaestra.runs.catalogue import DatasetInfo, EnvironmentInfo, Readiness, ScriptInfo, TaskInfo
 from palaestra.runs.datasets import list_dataset_infos, verify_dataset
 from palaestra.runs.machine import MachineUsage
+from palaestra.runs.notifications.webhooks import Webhooks, WebhookStatus, WebhookTest
 from palaestra.runs.presets import Preset, delete_preset, list_presets, save_preset
 from palaestra.runs.process.machine_usage import MachineMonitor
 from palaestra.runs.reader import RunReader
@@ -49,6 +50,10 @@ _RunnerName = Annotated[str, Path(max_length=100)]
 _PathText = Annotated[str | None, Query(max_length=4096)]
 _DEFAULT_RUNNER = "palaestra"
 JsonList: TypeAlias = list[JsonObject]
+
+
+class TestWebhooksBody(RequestBody):
+    """Has no keys."""
 
 
 class TensorBoardBody(RequestBody):
@@ -223,6 +228,23 @@ def _add_environment_routes(app: FastAPI, supervisor: Supervisor) -> None:
     def tasks() -> JsonList:
         """The screen tasks, and their parameters."""
         return [to_json(info) for info in list_tasks()]
+
+    app.include_router(router)
+
+
+def add_webhook_routes(app: FastAPI, webhooks: Webhooks) -> None:
+    """Add the routes of notifications to the application."""
+    router = new_router("service")
+
+    @router.get("/webhooks", response_model=list[WebhookStatus])
+    def list_webhooks() -> JsonList:
+        """The configured webhooks, and what was sent to them since the service started."""
+        return [to_json(status) for status in webhooks.statuses()]
+
+    @router.post("/webhooks/test", response_model=list[WebhookTest])
+    async def test_webhooks(body: TestWebhooksBody) -> JsonList:
+        """Send a test notification to every webhook, with one try each, and wait for the answers."""
+        return [to_json(result) for result in await webhooks.test()]
 
     app.include_router(router)
 

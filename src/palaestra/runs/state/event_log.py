@@ -95,13 +95,15 @@ def read_edits(events: Iterable[RunEvent]) -> RunEdit:
     for event in events:
         if event.kind != EDITED:
             continue
-        name, tags, notes = (event.facts.get(key) for key in ("name", "tags", "notes"))
+        name, tags, notes, favorite = (event.facts.get(key) for key in ("name", "tags", "notes", "favorite"))
         if isinstance(name, str):
             edits["name"] = name
         if isinstance(tags, list):
             edits["tags"] = tuple(str(tag) for tag in tags)
         if isinstance(notes, str):
             edits["notes"] = notes
+        if isinstance(favorite, bool):
+            edits["favorite"] = favorite
     return edits
 
 

@@ -74,6 +74,9 @@ MIGRATIONS: tuple[str, ...] = (
     ALTER TABLE runs ADD COLUMN code_version TEXT NOT NULL DEFAULT '';
     ALTER TABLE runs ADD COLUMN environment_digest TEXT NOT NULL DEFAULT '';
     """,
+    """
+    ALTER TABLE runs ADD COLUMN favorite INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 """Statements that upgrade each schema version to the next, starting from an empty file."""
 

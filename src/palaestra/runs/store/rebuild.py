@@ -169,6 +169,7 @@ def _read_run(run: RunDirectory) -> RunRecord | None:
         bytes_on_disk=numbers.get("bytes_on_disk") or 0,
         name=edits.get("name", ""),
         notes=edits.get("notes", ""),
+        favorite=edits.get("favorite", False),
         config_digest=read_config_digest(run, plan.env_id, events),
         host=next((str(event.facts["host"]) for event in reversed(events) if "host" in event.facts), ""),
         code_version=_read_source_field(newest, "code", "version"),

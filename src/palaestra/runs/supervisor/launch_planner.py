@@ -49,6 +49,8 @@ class Preview:
     needs_consent: bool
     machine: str = HERE
     """Where it would be executed."""
+    unreachable: bool = False
+    """Whether it is refused because the machine does not answer, so that a later try may succeed."""
 
     @property
     def refusal(self) -> Finding | None:
@@ -56,16 +58,22 @@ class Preview:
         return next((finding for finding in self.findings if finding.level == "refused"), None)
 
     def require_plan(self, consent: str | None) -> LaunchPlan:
-        """The plan, if nothing refuses it and `consent` is its digest. `LaunchRefused`, `ConsentRequired`."""
+        """The plan, if nothing refuses it and `consent` is its digest.
+
+        `HostUnreachable` if a later try may succeed, otherwise `LaunchRefused` or `ConsentRequired`.
+        """
         refusal = self.refusal
         if refusal is not None or self.plan is None:
             refusal = refusal or Finding("plan", "refused", "there is no command to execute")
-            raise LaunchRefused("preflight", refusal.check, refusal.text.rstrip("."), refusal.remedy)
+            error = HostUnreachable if self.unreachable else LaunchRefused
+            raise error("preflight", refusal.check, refusal.text.rstrip("."), refusal.remedy)
         digest = self.plan.digest()
         if self.needs_consent and consent != digest:
             changed = " The command has changed since it was agreed to." if consent else ""
             command = " ".join(redact_command(self.plan.argv))
-            text = f"this runs code that is not ours: {command}.{changed} Agree to it to have it run."
+            text = (
+                f"the command runs code that is not part of Palaestra: {command}.{changed} Confirm it to start the run."
+            )
             raise ConsentRequired(text, digest)
         return self.plan
 
@@ -161,7 +169,8 @@ class LaunchPlanner:
             except HostUnreachable as error:
                 if machine is not None:
                     raise
-                preview = Preview((refusal(error),), None, runner.capabilities.runs_foreign_code, name)
+                foreign = runner.capabilities.runs_foreign_code
+                preview = Preview((refusal(error),), None, foreign, name, unreachable=not error.permanent)
             if preview.refusal is None:
                 return preview
             first = first or preview

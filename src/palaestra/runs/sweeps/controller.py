@@ -153,37 +153,11 @@ class SweepController:
                 raise IllegalTransition(f"{log.sweep_id} {reason}{remedy}")
             if needs_optuna(log.spec):
                 await asyncio.to_thread(require_optuna)
-            await asyncio.to_thread(log.record_resume, self._clock())
+            await asyncio.to_thread(log.record_resume, trials, self._clock())
             sweep.refusals = 0
-            for trial in trials:
-                await self._reopen(log, trial)
             self._active[log.sweep_id] = sweep
         self._wake.set()
         return await asyncio.to_thread(self.reader.describe, log)
-
-    async def _reopen(self, log: SweepLog, trial: Trial) -> None:
-        """Resume the runs of a trial that have not succeeded; those without a checkpoint are started anew."""
-        anew: list[int | None] = []
-        for seed, run in trial.runs.items():
-            status = self._status(log, trial, seed)
-            if not run.submitted or status in ("live", "succeeded"):
-                continue
-            try:
-                await self._resume_run(log, trial, seed)
-            except (PalaestraError, OSError) as error:
-                _log.info("%s is started anew: %s", log.run_id(trial, seed), error)
-                anew.append(seed)
-        await asyncio.to_thread(log.record_reopened, trial, anew, self._clock())
-
-    async def _resume_run(self, log: SweepLog, trial: Trial, seed: int | None) -> None:
-        """Resume a run; foreign code needs no further consent as long as it is the code that was agreed to."""
-        run_id = log.run_id(trial, seed)
-        try:
-            await self._supervisor.resume(run_id)
-        except ConsentRequired as error:
-            if await self._find_consent(log, log.spec.build_run(trial.parameters, seed, log.tag)) is None:
-                raise
-            await self._supervisor.resume(run_id, error.digest)
 
     # The loop
 
@@ -250,7 +224,10 @@ class SweepController:
         run = trial.runs[seed]
         if not run.submitted:
             return "refused" if run.refused else "planned"
-        run_id = log.run_id(trial, seed)
+        status = self._submitted_status(log.run_id(trial, seed))
+        return "planned" if run.resume and status not in ("live", "succeeded") else status
+
+    def _submitted_status(self, run_id: str) -> str:
         try:
             record = self._supervisor.get_run(run_id)
         except UnknownRun:
@@ -273,6 +250,10 @@ class SweepController:
         log = sweep.log
         if sweep.study is not None and log.spec.pruning.method != "none" and trial.pruned_at is None:
             await self._compare_trial(sweep, sweep.study, trial)
+        for seed, run in trial.runs.items():
+            if run.resume and self._status(log, trial, seed) in ("live", "succeeded"):
+                # Resumed by a service that was killed before it recorded that, or by the user.
+                await asyncio.to_thread(log.record_reopened, trial, seed, self._clock(), anew=False)
         statuses = [self._status(log, trial, seed) for seed in trial.runs]
         if trial.pruned_at is not None:
             for seed, status in zip(trial.runs, statuses, strict=True):
@@ -351,10 +332,16 @@ class SweepController:
         slots = sum(planner.slots_of(machine).max_running for machine in planner.list_machines(spec.base))
         limit = spec.max_unfinished or max(1, slots)
         num_live = sum(1 for _ in self._iterate_live(log))
+        postponed: set[str] = set()
         while log.state == "running" and num_live < limit:
-            planned = self._next_planned(log)
+            planned = self._next_planned(log, postponed)
             if planned is not None:
-                accepted = await self._submit(sweep, *planned)
+                trial, seed = planned
+                is_resume = trial.runs[seed].resume
+                accepted = await (self._resume(log, trial, seed) if is_resume else self._submit(sweep, trial, seed))
+                if accepted is None and is_resume:  # others may be on a machine that answers
+                    postponed.add(log.run_id(trial, seed))
+                    continue
                 if accepted is None:
                     return
                 num_live += accepted
@@ -363,11 +350,11 @@ class SweepController:
             else:
                 return
 
-    def _next_planned(self, log: SweepLog) -> tuple[Trial, int | None] | None:
+    def _next_planned(self, log: SweepLog, postponed: set[str]) -> tuple[Trial, int | None] | None:
         for trial in log.iterate_open():
             if trial.pruned_at is None:
-                for seed, run in trial.runs.items():
-                    if not run.submitted and not run.refused:
+                for seed in trial.runs:
+                    if self._status(log, trial, seed) == "planned" and log.run_id(trial, seed) not in postponed:
                         return trial, seed
         return None
 
@@ -379,6 +366,35 @@ class SweepController:
         trial = log.add_trial(sample_parameters(log.spec, log.next_number), self._clock())
         if study is not None:
             study.add(trial)
+
+    async def _resume(self, log: SweepLog, trial: Trial, seed: int | None) -> bool | None:
+        """Resume a run; one that cannot be resumed, such as without a checkpoint, is started anew.
+
+        Returns whether it was resumed; None if that is not possible at the moment, and it has to be tried later.
+        """
+        run_id = log.run_id(trial, seed)
+        try:
+            await self._resume_run(log, trial, seed)
+        except (HostUnreachable, IllegalTransition, OSError) as error:
+            # A host or a disk may come back, and a request that holds the run ends: its checkpoints are still there.
+            _log.info("%s waits: %s", run_id, error)
+            return None
+        except PalaestraError as error:
+            _log.info("%s is started anew: %s", run_id, error)
+            await asyncio.to_thread(log.record_reopened, trial, seed, self._clock(), anew=True)
+            return False
+        await asyncio.to_thread(log.record_reopened, trial, seed, self._clock(), anew=False)
+        return True
+
+    async def _resume_run(self, log: SweepLog, trial: Trial, seed: int | None) -> None:
+        """Resume a run; foreign code needs no further consent as long as it is the code that was agreed to."""
+        run_id = log.run_id(trial, seed)
+        try:
+            await self._supervisor.resume(run_id)
+        except ConsentRequired as error:
+            if await self._find_consent(log, log.spec.build_run(trial.parameters, seed, log.tag)) is None:
+                raise
+            await self._supervisor.resume(run_id, error.digest)
 
     async def _submit(self, sweep: _ActiveSweep, trial: Trial, seed: int | None) -> bool | None:
         """Submit a run that may exist already, because the service was killed before it recorded that.

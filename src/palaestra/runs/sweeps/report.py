@@ -140,9 +140,11 @@ class SweepReader:
         if not trial.runs[seed].submitted:
             return "refused" if trial.runs[seed].refused else "planned"
         try:
-            return self._reader.run(log.run_id(trial, seed)).phase
+            phase = self._reader.run(log.run_id(trial, seed)).phase
         except ConfigError:
             return "missing"
+        waits = trial.runs[seed].resume and phase.has_ended and phase is not Phase.SUCCEEDED
+        return "planned" if waits else phase
 
 
 def describe_trial(log: SweepLog, trial: Trial) -> TrialRecord:

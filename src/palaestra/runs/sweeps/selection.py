@@ -29,6 +29,9 @@ def select_compared(
     if where:
         records = select_runs(reader, records, where=where)
     unique = list({record.run_id: record for record in records}.values())
+    if where and not unique:
+        reason = "no run matches" if not names and not sweep else "none of the given runs matches"
+        raise ConfigError("where", where, reason, "palaestra runs list --where QUERY shows what a query matches")
     if not at_least <= len(unique) <= MAX_COMPARED:
         number = "no run" if not unique else f"{len(unique):,} run{'s' if len(unique) > 1 else ''}"
         limits = f"{at_least} to {MAX_COMPARED:,} runs are needed"

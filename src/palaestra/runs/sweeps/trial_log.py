@@ -41,6 +41,8 @@ class TrialRun:
     submitted: bool = False
     refused: str = ""
     """Why it was not accepted; empty if it was."""
+    resume: bool = False
+    """Whether it has to be resumed, because the sweep was, unless it is running or has succeeded."""
 
 
 @dataclass
@@ -127,9 +129,9 @@ class SweepLog:
         """Record that a run was refused."""
         self._append("refused", now, trial.number, seed=seed, reason=reason)
 
-    def record_reopened(self, trial: Trial, anew: Sequence[int | None], now: float) -> None:
-        """Record that a trial continues; the runs of the seeds `anew` are started again under another id."""
-        self._append("reopened", now, trial.number, anew=list(anew))
+    def record_reopened(self, trial: Trial, seed: int | None, now: float, *, anew: bool) -> None:
+        """Record that a run was resumed, or that it is started `anew` under another id."""
+        self._append("reopened", now, trial.number, seeds=[seed], anew=[seed] if anew else [])
 
     def record_report(self, trial: Trial, step: int, value: float, now: float) -> None:
         """Record the mean over the seeds at a step."""
@@ -158,9 +160,9 @@ class SweepLog:
         """Record that no further runs are submitted."""
         self._append("stopped", now, reason=reason, keep_running=keep_running)
 
-    def record_resume(self, now: float) -> None:
-        """Record that a stopped sweep continues."""
-        self._append("resumed", now)
+    def record_resume(self, trials: Sequence[Trial], now: float) -> None:
+        """Record that a stopped sweep continues, and that the runs of these trials have to be resumed."""
+        self._append("resumed", now, trials=[trial.number for trial in trials])
 
     def record_finish(self, now: float) -> None:
         """Record that all trials have ended."""
@@ -177,6 +179,8 @@ class SweepLog:
             self.state = "running" if kind == "resumed" else kind
             self.reason = str(line.get("reason", ""))
             self.keep_running = bool(line.get("keep_running"))
+            for number in line.get("trials", ()):
+                self._reopen(self.trials[int(number)])
             return
         number = int(line["trial"])
         if kind == "trial":
@@ -184,6 +188,11 @@ class SweepLog:
             self.trials[number] = Trial(number, dict(line["parameters"]), runs)
             return
         self._apply_to_trial(self.trials[number], kind, line)
+
+    def _reopen(self, trial: Trial) -> None:
+        trial.state, trial.value, trial.values, trial.reason, trial.pruned_at = "running", None, {}, "", None
+        for run in trial.runs.values():
+            run.refused, run.resume = "", run.submitted
 
     def _apply_to_trial(self, trial: Trial, kind: str, line: JsonObject) -> None:
         if kind == "report":
@@ -196,9 +205,10 @@ class SweepLog:
             trial.values = {seed: read_number(value) for seed, value in line["values"]}
             trial.reason = str(line.get("reason", ""))
         elif kind == "reopened":
-            trial.state, trial.value, trial.values, trial.reason, trial.pruned_at = "running", None, {}, "", None
-            for run in trial.runs.values():
-                run.refused = ""
+            if "seeds" not in line:  # of an earlier version, whose line `resumed` does not name the trials
+                self._reopen(trial)
+            for seed in line.get("seeds", trial.runs):
+                trial.runs[seed].resume = False
             for seed in line["anew"]:
                 trial.runs[seed].submitted = False
                 trial.runs[seed].tries += 1

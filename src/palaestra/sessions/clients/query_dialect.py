@@ -20,6 +20,7 @@ from typing import Any
 from palaestra.errors import SessionFailed, SessionRefused
 from palaestra.sessions.action import Click, Move, Point, Scroll, UiAction
 from palaestra.sessions.clients.client import HttpClient, RetryPolicy
+from palaestra.sessions.environment_config import ROWS_TASK
 from palaestra.sessions.query_language import SCROLL_PX, write_query
 from palaestra.sessions.screen import Screenshot, Size
 from palaestra.sessions.session import EpisodeTracker, SessionState, Step
@@ -28,7 +29,6 @@ from palaestra.sessions.task import TaskProgress, TaskRequest, TaskSpec
 from palaestra.strict_json import read_json
 
 SCREEN = Size(1280, 800)
-ROWS_TASK = "simple_data_entry/rows"
 FIRST_ROW = 2
 """The first row of the sheet below its heading; its index on the server is 0."""
 LAST_ROW = 101

@@ -9,6 +9,7 @@ from typing import Any
 
 from palaestra.config import closest_names, import_address, suggest_name
 from palaestra.errors import SessionRefused
+from palaestra.extras import install_command, is_installed
 from palaestra.sessions.suite import Suite, Task
 
 __all__ = ["make_task", "suites"]
@@ -35,6 +36,9 @@ def make_task(suite: str, name: str, seed: int, params: Mapping[str, Any]) -> Ta
     if suite not in known:
         remedy = suggest_name(suite, known, f"There are {', '.join(sorted(known))}.")
         raise SessionRefused("unknown_task", f"task = '{suite}/{name}': no suite has this name. {remedy}", status=404)
+    if suite == "miniwob" and not is_installed("miniwob"):
+        text = f"task = '{suite}/{name}': miniwob is not installed. Run: {install_command('ui')}"
+        raise SessionRefused("unknown_task", text, status=404)
     if name not in known[suite].names():
         close = closest_names(name, known[suite].names(), count=1)
         remedy = f"Did you mean '{suite}/{close[0]}'?" if close else "`palaestra tasks` lists them."

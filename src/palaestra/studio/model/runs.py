@@ -32,7 +32,7 @@ TONES: dict[Phase, str] = {
     Phase.STALLED: "warning",
     Phase.REFUSED: "danger",
 }
-_KEYS = ("phase", "env", "agent", "runner", "tag", "seed")
+_KEYS = ("phase", "env", "agent", "runner", "tag", "seed", "favorite")
 """Words of a search that name a column: `env:CartPole phase:failed`."""
 _MAX_SAMPLES = 120
 
@@ -109,7 +109,7 @@ def status_text(record: RunRecord, now: float) -> str:
 
 COLUMNS: tuple[RunColumn, ...] = (
     RunColumn("phase", "status", lambda r, now: r.phase.value, lambda r, now: r.phase.value),
-    RunColumn("name", "run", lambda r, now: r.name or r.run_id, lambda r, now: (r.name or r.run_id).lower()),
+    RunColumn("name", "run", lambda r, now: _title(r), lambda r, now: (r.name or r.run_id).lower()),
     RunColumn(
         "return",
         "return",
@@ -271,6 +271,11 @@ def _word_test(word: str) -> Callable[[RunRecord], bool]:
     return lambda record: any(word in text for text in _searched_texts(record))
 
 
+def _title(record: RunRecord) -> str:
+    """The name of a run, or its id; a favorite has a star in front."""
+    return f"★ {record.name or record.run_id}" if record.favorite else record.name or record.run_id
+
+
 def _column_text(record: RunRecord, key: str) -> str:
     texts = {
         "phase": record.phase.value,
@@ -279,6 +284,7 @@ def _column_text(record: RunRecord, key: str) -> str:
         "runner": record.runner,
         "tag": " ".join(record.tags),
         "seed": "" if record.seed is None else str(record.seed),
+        "favorite": "yes" if record.favorite else "no",
     }
     return texts[key].lower()
 

@@ -150,9 +150,9 @@ def _find_program(command: CommandLine, spec: RunSpec, machine: Machine) -> str:
             raise ConfigError("python", spec.python, f"{spec.python}: {error.reason}", error.remedy) from None
     if "/" not in word:
         search = spec.shell_variables.get("PATH") or machine.environment.get("PATH")
-        found = shutil.which(word, path=search)
-        if found is not None:
-            return os.path.normpath(spec.invoked_from / found)
+        program = shutil.which(word, path=search)
+        if program is not None:
+            return os.path.normpath(spec.invoked_from / program)
         here = spec.invoked_from / word
         if here.exists():
             run = f"python {word}" if word.endswith(".py") else f"./{word}"

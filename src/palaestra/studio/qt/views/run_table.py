@@ -181,6 +181,8 @@ class RunTable(View):
         menu.addAction("Stop", lambda: browser.stop(run_id)).setEnabled(not has_ended and record.supervised)
         menu.addAction("Resume", lambda: browser.resume(run_id)).setEnabled(has_ended and record.supervised)
         menu.addAction("Record a clip", lambda: browser.record_video(run_id))
+        title = "Remove from favorites" if record.favorite else "Mark as favorite"
+        menu.addAction(title, lambda: browser.edit(run_id, favorite=not record.favorite))
         menu.addSeparator()
         menu.addAction("Archive", lambda: browser.archive(run_id)).setEnabled(has_ended and not record.archived)
         menu.addAction("Delete", lambda: browser.delete(run_id)).setEnabled(has_ended)

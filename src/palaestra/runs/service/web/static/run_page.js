@@ -57,7 +57,7 @@ function drawSummary(head, record) {
   const share = record.total_steps ? Math.min(1, record.env_step / record.total_steps) : 0;
   meter.firstChild.style.width = `${share * 100}%`;
   head.replaceChildren(
-    element("h1", {}, record.name || record.run_id),
+    element("h1", record.favorite ? { title: "Favorite" } : {}, `${record.favorite ? "★ " : ""}${record.name || record.run_id}`),
     record.name ? element("p", { class: "id" }, record.run_id) : "",
     element("p", { class: "state" }, phaseMark(record.phase), " ", reason),
     isLive(record) && record.total_steps ? meter : "",

@@ -93,7 +93,7 @@ function fillRow(row, record, index, isSelected) {
   parts.select.setAttribute("aria-label", `Select ${record.run_id}`);
   parts.link.href = `#/runs/${encodeURIComponent(record.run_id)}`;
   parts.link.title = record.name ? `${record.name} (${record.run_id})` : record.run_id;
-  setText(parts.link, record.name || record.run_id);
+  setText(parts.link, `${record.favorite ? "★ " : ""}${record.name || record.run_id}`);
   setText(parts.id, record.name ? record.run_id : "");
   setText(parts.tags, record.tags.join(" · "));
   setText(parts.phase, record.phase);

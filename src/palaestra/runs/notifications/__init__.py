@@ -1,0 +1,1 @@
+"""Notifications about runs: what is sent to webhooks, and how it is delivered."""

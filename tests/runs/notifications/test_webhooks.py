@@ -1,0 +1,245 @@
+"""Notifications against real HTTP servers on loopback: what arrives, what is retried, and what never disturbs a run."""
+
+import asyncio
+import hashlib
+import hmac
+import http.server
+import json
+import socket
+import threading
+import time
+
+import pytest
+from tests.runs.serving import service_thread
+from tests.runs.supervisors import echo, run_supervisor, wait_for_end
+
+from palaestra.errors import ConfigError
+from palaestra.runs import TrainerService
+from palaestra.runs.config import ServiceConfig
+from palaestra.runs.notifications import webhooks as webhooks_module
+from palaestra.runs.notifications.notification import WebhookConfig, build_notification, find_kind
+from palaestra.runs.notifications.webhooks import Webhooks
+from palaestra.runs.phase import Phase
+from palaestra.runs.record import RunEvent, RunRecord
+
+DEADLINE_S = 30.0
+
+
+class Receiver:
+    """An HTTP server that keeps what it gets and answers with the given codes, then with 200."""
+
+    def __init__(self, *codes, location="http://127.0.0.1:1/"):
+        self.requests, answers = [], list(codes)
+
+        requests = self.requests
+
+        class Answer(http.server.BaseHTTPRequestHandler):
+            def do_POST(self):
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                requests.append((self.path, dict(self.headers), body))
+                self.send_response(answers.pop(0) if answers else 200)
+                self.send_header("Location", location)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_):
+                pass
+
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,))
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def documents(self):
+        return [json.loads(body) for _, _, body in self.requests]
+
+
+def wait_until(fact, what):
+    end = time.monotonic() + DEADLINE_S
+    while not fact():
+        assert time.monotonic() < end, f"waited {DEADLINE_S} s for {what}"
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch):
+    monkeypatch.setattr(webhooks_module, "_MAX_WAIT_S", 0.01)
+
+
+def test_the_end_and_the_failure_of_runs_arrive_signed_and_in_order(home):
+    home.path.mkdir(parents=True)
+    (home.path / "hook.secret").write_text("s3cret-of-the-hook\n")
+    with Receiver() as receiver:
+        hook = {"url": f"{receiver.url}/hooks/7?room=lab", "secret_file": "hook.secret"}
+        with service_thread(home, webhooks=[hook]):
+            service = TrainerService(home)
+            good = service.start_run({"steps": 1}, runner="echo", name="Baseline")
+            service.wait(good, timeout_s=60)
+            wait_until(lambda: len(receiver.requests) == 1, "the first notification")
+            bad = service.start_run({"steps": 1, "then": "exit:3"}, runner="echo")
+            service.wait(bad, timeout_s=60)
+            wait_until(lambda: len(receiver.requests) == 2, "the second notification")
+            wait_until(lambda: service.webhooks()[0].pending == 0, "the answer")
+            (status,) = service.webhooks()
+        assert (status.url, status.signed, status.delivered, status.failed) == (f"{receiver.url}/…", True, 2, 0)
+        path, headers, body = receiver.requests[0]
+        signature = hmac.new(b"s3cret-of-the-hook", body, hashlib.sha256).hexdigest()
+        assert (path, headers["Content-Type"]) == ("/hooks/7?room=lab", "application/json")
+        assert headers["X-Palaestra-Signature"] == f"sha256={signature}"
+        first, second = receiver.documents()
+    assert (first["schema"], first["kind"], first["run"]["run_id"], first["run"]["phase"]) == (
+        1,
+        "ended",
+        good,
+        "succeeded",
+    )
+    assert first["id"] == headers["X-Palaestra-Delivery"] == f"{good}:{first['event']['seq']}"
+    assert (second["kind"], second["event"]["kind"], second["event"]["phase"]) == ("failed", "failed", "failed")
+    assert second["text"] == f"{bad}: failed: exit code 3: echo: exiting with 3 as requested"
+    assert "hooks/7" not in (home.service / "service.log").read_text()
+
+
+def test_an_alarm_is_sent_once_however_often_it_comes_back(home):
+    record = RunRecord(run_id="r-1", runner="echo", agent_id="echo", env_id="", phase=Phase.RUNNING)
+    now = [1000.0]
+
+    async def events():
+        for seq, code in enumerate(("stalled", "stalled", "traceback", "stalled")):
+            now[0] += 600.0 if seq == 3 else 1.0
+            yield "r-1", RunEvent(seq, now[0], 1, "alarm", Phase.RUNNING, f"{code}!", code)
+
+    async def body(url):
+        hooks = Webhooks(home, [WebhookConfig(url=url)], lambda _: record, lambda: now[0])
+        await hooks.start(events())
+        await asyncio.to_thread(wait_until, lambda: hooks.statuses()[0].delivered == 3, "three notifications")
+        await hooks.close()
+
+    with Receiver() as receiver:
+        asyncio.run(body(receiver.url))
+        documents = receiver.documents()
+    assert [document["event"]["seq"] for document in documents] == [0, 2, 3]
+    assert documents[0]["text"] == "r-1: alarm stalled: stalled!"
+
+
+def _deliver(home, receiver_url, **config):
+    """Send the end of one run; returns the status afterwards."""
+    record = RunRecord(run_id="r-1", runner="echo", agent_id="echo", env_id="", phase=Phase.FAILED)
+
+    async def events():
+        yield "r-1", RunEvent(5, 1.0, 1, "failed", Phase.FAILED, "exit code 3")
+
+    async def body():
+        hooks = Webhooks(home, [WebhookConfig(url=receiver_url, **config)], lambda _: record)
+        await hooks.start(events())
+        await asyncio.to_thread(wait_until, lambda: sum(_counts(hooks)) == 1, "the outcome")
+        (status,) = hooks.statuses()
+        await hooks.close()
+        return status
+
+    return asyncio.run(body())
+
+
+def _counts(hooks):
+    (status,) = hooks.statuses()
+    return status.delivered, status.failed
+
+
+def test_a_busy_receiver_is_tried_again_with_the_same_id_and_a_refusal_is_not(home):
+    with Receiver(503, 429) as receiver:
+        status = _deliver(home, receiver.url)
+        assert (status.delivered, status.failed, status.last_error) == (1, 0, "")
+        assert [headers["X-Palaestra-Delivery"] for _, headers, _ in receiver.requests] == ["r-1:5"] * 3
+        assert len({body for _, _, body in receiver.requests}) == 1
+    with Receiver(410) as receiver:
+        status = _deliver(home, receiver.url)
+        assert (status.failed, status.last_error, len(receiver.requests)) == (1, "answered 410", 1)
+    with Receiver(500, 500, 500) as receiver:
+        status = _deliver(home, receiver.url, max_tries=2)
+        assert (status.failed, status.last_error, len(receiver.requests)) == (1, "answered 500", 2)
+
+
+def test_a_redirect_is_not_followed(home):
+    with Receiver() as other, Receiver(302, location=other.url) as receiver:
+        status = _deliver(home, receiver.url)
+        assert (status.failed, other.requests) == (1, [])
+        assert status.last_error.endswith("give the final address)")
+
+
+def test_an_unreachable_receiver_and_one_that_never_answers_disturb_no_run(home):
+    with socket.socket() as closed, socket.socket() as silent:
+        closed.bind(("127.0.0.1", 0))  # and never listens
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(8)
+        ports = [sock.getsockname()[1] for sock in (closed, silent)]
+        hooks = [{"url": f"http://127.0.0.1:{port}/token-{port}", "timeout_s": 0.2, "max_tries": 3} for port in ports]
+        with Receiver() as receiver, service_thread(home, webhooks=[*hooks, {"url": receiver.url}]):
+            service = TrainerService(home)
+            ids = [service.start_run({"steps": 1}, runner="echo") for _ in range(3)]
+            assert [service.wait(run_id, timeout_s=60).phase for run_id in ids] == [Phase.SUCCEEDED] * 3
+            wait_until(lambda: len(receiver.requests) == 3, "the reachable receiver")
+            wait_until(lambda: [one.failed for one in service.webhooks()] == [3, 3, 0], "the end of all tries")
+            refused, timed_out, _ = service.webhooks()
+            assert "refused" in refused.last_error
+            assert "timed out" in timed_out.last_error
+            tests = service.test_webhooks()
+        assert [result.ok for result in tests] == [False, False, True]
+    log = (home.service / "service.log").read_text()
+    assert "is dropped" in log
+    assert "token-" not in log
+
+
+def test_a_run_that_ended_without_a_service_is_notified_by_the_next_one(home):
+    gate = home.base / "go"
+    with service_thread(home):
+        service = TrainerService(home)
+        run_id = service.start_run({"steps": 1, "until": str(gate)}, runner="echo")
+        service.wait(run_id, phases=[Phase.RUNNING], timeout_s=60)
+    gate.touch()
+    wait_until(lambda: home.run(run_id).attempt(1).exit.exists(), "the end of the trainer")
+    with Receiver() as receiver:
+        with service_thread(home, webhooks=[{"url": receiver.url}]):
+            wait_until(lambda: receiver.requests, "the notification")
+        assert receiver.documents()[0]["text"].startswith(f"{run_id}: succeeded")
+
+
+def test_only_ends_and_alarms_are_notifications_and_secrets_are_replaced(home, monkeypatch):
+    async def body():
+        async with run_supervisor(home) as supervisor:
+            record = await wait_for_end(supervisor, (await supervisor.submit(echo(steps=1))).run_id)
+            await supervisor.edit(record.run_id, {"notes": "x"})
+            return supervisor.get_run(record.run_id)
+
+    record = asyncio.run(body())
+    events = [json.loads(line) for line in home.run(record.run_id).events.read_text().splitlines()]
+    kinds = [RunEvent(0, 0.0, 1, one["kind"], Phase(one["phase"])) for one in events]
+    assert [event.kind for event in kinds if find_kind(event) is not None] == ["succeeded"]
+    assert events[-1]["kind"] == "edited"  # in the phase `succeeded`, and no notification
+    monkeypatch.setenv("MY_API_KEY", "planted-planted")
+    event = RunEvent(1, 0.0, 1, "failed", Phase.FAILED, "refused planted-planted at https://me:planted@host", "")
+    text = build_notification("failed", record, event).body.decode()
+    assert "planted" not in text
+    assert json.loads(text)["event"]["reason"] == "refused *** at https://me:***@host"
+
+
+@pytest.mark.parametrize("url", ["ftp://host/x", "host/x", "http://", "http://h/a b", "http://h/ü"])
+def test_an_address_that_is_none_is_refused(url):
+    with pytest.raises(ValueError, match="address"):
+        ServiceConfig(webhooks=[{"url": url}])
+
+
+def test_a_secret_that_is_missing_or_empty_is_refused_at_the_start(home):
+    home.path.mkdir(parents=True)
+    config = WebhookConfig(url="http://127.0.0.1:1/", secret_file="none")
+    with pytest.raises(ConfigError, match=r"webhooks.secret_file = .*none': cannot be read .*openssl rand"):
+        Webhooks(home, [config], lambda _: None)
+    (home.path / "none").write_text("\n")
+    with pytest.raises(ConfigError, match="is empty"):
+        Webhooks(home, [config], lambda _: None)
