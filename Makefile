@@ -8,7 +8,7 @@ export PYTHONHASHSEED  ?= 0
 QT_LIBRARIES := libegl1 libgl1 libx11-6 libxkbcommon0 libfontconfig1 libfreetype6 libglib2.0-0 libdbus-1-3 fonts-dejavu-core
 
 .DEFAULT_GOAL := help
-.PHONY: help setup browser desktop sshd demo demo-cartpole test test-wheel test-slow test-kubernetes test-vllm check fmt bench bench-cores bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs clean
+.PHONY: help setup browser desktop sshd demo demo-cartpole test test-wheel test-slow test-kubernetes test-vllm check fmt bench bench-cores bench-async bench-ui bench-runs bench-studio bench-offline soak load screenshots docs site clean
 
 help:           ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -125,10 +125,16 @@ load: setup browser  ## 256 sessions, 32 actors and a learner for 15 minutes, re
 screenshots: setup browser desktop  ## draw the terminal output and every state of the studio for docs/
 	$(BIN)/python -m benchmarks.screenshots
 	$(BIN)/python -m benchmarks.studio_pictures
+	$(BIN)/python -m benchmarks.demo_pictures
 
 docs: setup     ## regenerate the pages of docs/ that come from code
 	$(BIN)/python -m benchmarks.reference
 	$(BIN)/python -m benchmarks.api_reference
+	$(BIN)/python -m benchmarks.python_reference
+
+site: setup     ## build the pages as a site with search, into build/site
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 clean:          ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .cache build dist

@@ -197,10 +197,14 @@ def _document(name: str, schema: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+_ENUMERATIONS = {"Phase": "[phase](runs.md#phases)", "Outcome": "[outcome](evaluation.md#what-is-counted)"}
+"""Types that have no section of their own on the page."""
+
+
 def _kind(schema: dict[str, Any]) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
-        return f"[{name}](#{name.lower()})" if name != "Phase" else "phase"
+        return _ENUMERATIONS.get(name) or f"[{name}](#{name.lower()})"
     if "anyOf" in schema:
         return " or ".join(dict.fromkeys(_kind(one) for one in schema["anyOf"]))
     if "enum" in schema or "const" in schema:

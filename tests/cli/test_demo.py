@@ -1,6 +1,5 @@
 """`palaestra demo`: its plan is a valid configuration of tasks that exist, and it leaves a clip."""
 
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +11,6 @@ from palaestra.cli import demo
 from palaestra.errors import ConfigError
 from palaestra.evaluation import ScreenEvaluation
 from palaestra.evaluation.before_after import PICTURE_NAME, EpisodePair
-from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.video import encoder
 from palaestra.sessions.suites import make_task
 from palaestra.train import config_from
@@ -56,7 +54,7 @@ def test_the_clip_is_a_gif_where_the_encoder_fails(tmp_path, monkeypatch):
 
 
 def test_an_interrupted_demo_of_cartpole_is_not_evaluated(monkeypatch, capsys):
-    stopped = SimpleNamespace(interrupted=True, run=RunDirectory(Path("runs/demo-1")))
+    stopped = SimpleNamespace(interrupted=True, run=SimpleNamespace(run_id="demo-1"))
     monkeypatch.setattr("palaestra.train.train", lambda *_, **__: stopped)
     demo.demo("cartpole")
     assert capsys.readouterr().out.endswith("Stopped. Resume with: palaestra train --resume demo-1\n")

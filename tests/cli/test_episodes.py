@@ -175,7 +175,7 @@ def test_without_ffmpeg_a_video_names_the_extra(episodes, monkeypatch):
     monkeypatch.setattr(encoder.shutil, "which", lambda name: None)
     result = episodes("export", "cart-1", "--video", "clip.webm")
     assert result.code == 2
-    assert "no ffmpeg is installed. pip install 'palaestra[video]'." in result.err
+    assert "no ffmpeg is installed. pip install 'palaestra[video]'\n" in result.err
 
 
 def test_without_pillow_a_video_names_the_extra(episodes, monkeypatch):
@@ -183,7 +183,7 @@ def test_without_pillow_a_video_names_the_extra(episodes, monkeypatch):
     monkeypatch.setitem(sys.modules, "PIL", None)
     result = episodes("export", "cart-1", "--video", "clip.webm")
     assert result.code == 2
-    assert "Pillow is not installed. pip install 'palaestra[serve]'." in result.err
+    assert "Pillow is not installed. pip install 'palaestra[serve]'\n" in result.err
 
 
 def test_an_episode_without_pictures_has_no_video(palaestra, home):

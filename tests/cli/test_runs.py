@@ -195,7 +195,15 @@ def test_a_run_of_train_alone_is_listed_without_any_service(palaestra, config, h
     assert row["episodes"] > 0
     shown = palaestra("runs", "show", trained["run_id"])
     assert shown.code == 0
-    for text in ("256/256", "Latest metrics:", "policy_loss", "Checkpoints:"):
+    for text in (
+        "256/256",
+        "Metrics (mean of",
+        "policy_loss",
+        "Configuration:\n",
+        "env.id ",
+        "command ",
+        "Checkpoints:",
+    ):
         assert text in shown.out
     document = json.loads(palaestra("runs", "compare", trained["run_id"], trained["run_id"], "--json").out)
     assert document["metrics"]["episode/return"][0] == pytest.approx(row["episode_return"])

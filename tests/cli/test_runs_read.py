@@ -187,7 +187,7 @@ def test_interrupted_watching_prints_that_the_run_continues(runs, home, started)
         watching.send_signal(signal.SIGINT)
         errors = watching.stderr.read()
     assert watching.returncode == 130
-    assert f"{run_id} continues; stop it with: palaestra runs stop {run_id}" in errors
+    assert re.search(rf"{run_id} continues; stop it with: \S+ -m palaestra runs stop {run_id}", errors)
 
 
 def test_an_interrupted_start_prints_which_run_may_still_be_queued(runs, home, tmp_path):
@@ -207,7 +207,7 @@ def test_an_interrupted_start_prints_which_run_may_still_be_queued(runs, home, t
     assert errors.endswith("interrupted\n")
     run_id = errors.split()[-2]
     assert run_id.startswith("late-")
-    assert f"may still queue {run_id}; stop it with: palaestra runs stop {run_id}" in errors
+    assert re.search(rf"may still queue {run_id}; stop it with: \S+ -m palaestra runs stop {run_id}", errors)
 
 
 def test_an_ended_run_shows_the_most_it_took_and_not_what_it_took_last(started, runs, home):

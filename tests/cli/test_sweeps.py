@@ -68,3 +68,12 @@ def test_what_cannot_be_is_refused_with_exit_code_two(runs, palaestra, tmp_path)
     file = tmp_path / "bad.yaml"
     file.write_text("sampler: optuna\n")
     assert "sampler optuna needs a number of trials" in refused(*start, "--sweep", file)
+
+
+def test_the_seeds_of_a_sweep_replace_the_seed_in_the_command_of_a_program(runs):
+    command = ("--", "sh", "train.sh", "--lr", "0.1", "--seed", "0")
+    result = runs("start", "lr=0.1,0.3", "--seeds", "4..5", "--dry-run", *command)
+    assert "4 runs: 2 configurations of 2 seeds; the first one:\n" in result.out
+    assert "train.sh --lr 0.1 --seed 4" in result.out
+    refused = runs("start", "--seed", "1", "--seeds", "4..5", "--dry-run", *command)
+    assert (refused.code, "--seed = 1: contradicts the seeds of the sweep" in refused.err) == (2, True)

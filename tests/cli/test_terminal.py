@@ -1,5 +1,6 @@
 """Output of trainers cannot control the terminal, and JSON output is valid JSON."""
 
+import io
 import json
 import os
 import pty
@@ -11,7 +12,7 @@ import pytest
 from tests.runs.serving import service_thread
 
 from palaestra.cli.runs.table import format_reason, format_runs
-from palaestra.cli.terminal import dump_json, sanitize_line, sanitize_output, shorten
+from palaestra.cli.terminal import Column, dump_json, format_table, sanitize_line, sanitize_output, shorten
 from palaestra.files.home import Home
 from palaestra.runs import TrainerService
 from palaestra.runs.phase import Phase
@@ -135,3 +136,53 @@ def test_a_column_names_other_machines_when_a_run_is_on_one():
     titles, first, second = (line.split() for line in format_runs([here, there]))
     assert titles[:4] == ["RUN", "RUNNER", "HOST", "ENV"]
     assert (first[:3], second[:4]) == (["a", "echo", "E"], ["b", "echo", "gpu-box", "E"])
+
+
+COLUMNS = (Column("RUN", min_width=8), Column("PHASE"), Column("STEPS", align_right=True), Column("TIME", drop_order=1))
+ROWS = [("cartpole-20261118", "running", "20", "0:01:00"), ("b", "failed", "1,000", "0:00:01")]
+
+
+def test_a_table_is_as_wide_as_its_cells_without_a_terminal():
+    assert format_table(COLUMNS, ROWS) == [
+        "RUN                PHASE    STEPS  TIME",
+        "cartpole-20261118  running     20  0:01:00",
+        "b                  failed   1,000  0:00:01",
+    ]
+
+
+def test_a_narrow_table_shortens_cells_then_leaves_out_columns_and_names_them():
+    assert format_table(COLUMNS, ROWS, 36) == [
+        "RUN          PHASE    STEPS  TIME",
+        "cartp…61118  running     20  0:01:00",
+        "b            failed   1,000  0:00:01",
+    ]
+    narrow = format_table(COLUMNS, ROWS, 24)
+    assert narrow[1:] == [
+        "car…1118  running     20",
+        "b         failed   1,000",
+        "Left out for the width of the terminal: TIME",
+    ]
+    # What cannot be shortened or left out is shown whole.
+    assert format_table(COLUMNS, ROWS, 5)[1] == "cartpole-20261118  running     20"
+
+
+class _Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_terminal_with_colors_has_states_in_color_unless_no_color_is_set(monkeypatch):
+    monkeypatch.setattr("sys.stdout", _Terminal())
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    titles, first, second = format_table(COLUMNS, ROWS, 80)
+    assert titles == "\x1b[1mRUN                PHASE    STEPS  TIME\x1b[0m"
+    assert first == "cartpole-20261118  \x1b[36mrunning\x1b[0m     20  0:01:00"
+    assert second == "b                  \x1b[31mfailed \x1b[0m  1,000  0:00:01"
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert "\x1b" not in "".join(format_table(COLUMNS, ROWS, 80))
+    # The width is that of the terminal.
+    monkeypatch.setenv("COLUMNS", "24")
+    assert format_table(COLUMNS, ROWS)[-1] == "Left out for the width of the terminal: TIME"

@@ -1,5 +1,7 @@
 """A word names a file, a packaged configuration or an environment."""
 
+import os
+
 import pytest
 
 from palaestra.config.packaged import CONFIGS, configs_for, describe_config, packaged_configs, read_config
@@ -30,6 +32,22 @@ def test_an_environment_id_trains_with_default_settings(word):
 def test_a_file_takes_precedence_over_a_packaged_name(tmp_path):
     (tmp_path / "cartpole").write_text("env: {id: Acrobot-v1}\n")
     assert read_config("cartpole").data == {"env": {"id": "Acrobot-v1"}}
+
+
+def test_a_directory_does_not_hide_a_packaged_name(tmp_path):
+    (tmp_path / "cartpole").mkdir()
+    (tmp_path / "mine").mkdir()
+    assert read_config("cartpole").path == CONFIGS / "ppo" / "cartpole.yaml"
+    with pytest.raises(ConfigError, match="Is a directory"):
+        read_config("mine")
+
+
+def test_a_configuration_may_come_from_a_pipe():
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as pipe:
+        pipe.write("env: {id: Acrobot-v1}")
+    assert read_config(f"/dev/fd/{reading}").data == {"env": {"id": "Acrobot-v1"}}
+    os.close(reading)
 
 
 def test_a_mistyped_name_suggests_the_closest_and_a_strange_one_the_list():

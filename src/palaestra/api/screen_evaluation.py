@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from palaestra.train.screen_config import ScreenRunConfig
 
 
-ShowProgress: TypeAlias = Callable[[str], AbstractContextManager[Callable[[int, int], None]]]
+ShowProgress: TypeAlias = Callable[[str, str], AbstractContextManager[Callable[[int, int], None]]]
+"""Called with a title and a unit; the context is called with the number that is done, and the total."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -86,13 +87,13 @@ def evaluate_on_screens(
     samples: int = 1,
     names: tuple[str, str] | None = None,
     device: str | None = None,
-    show_progress: ShowProgress = lambda title: nullcontext(lambda done, total: None),
+    show_progress: ShowProgress | None = None,
 ) -> ScreenReport:
     """Evaluate a checkpoint on held-out tasks; with `other`, evaluate that on the same tasks and compare in pairs.
 
     Writes a report, a page with the episodes and, of a comparison, a picture of one episode of both, beside each other.
     `names` are display names, by default the names of the runs and their updates. `device` runs the model; None: the
-    device it was trained on. `show_progress` is called with a title, and its context with episodes done and in total.
+    device it was trained on. `show_progress` shows how many episodes of a checkpoint have been played.
     """
     from palaestra.evaluation import ScreenComparison
     from palaestra.sessions.clients.provider import find_sessions
@@ -118,7 +119,9 @@ def evaluate_on_screens(
         lines, archives = [format_score(name, evaluation)], [directory]
         if other is not None:
             _, other_policy = load_screen_policy(other, device=device)
-            baseline, other_directory = _play_episodes(config, other_policy, other, *how)
+            baseline, other_directory = _play_episodes(
+                config, other_policy, other, address, episodes, first, greedy, samples, show_progress
+            )
             comparison = ScreenComparison(evaluation, baseline)
             document["against"] = {
                 "checkpoint": str(other),
@@ -272,7 +275,7 @@ def _play_episodes(
     first: int,
     greedy: bool | None,
     samples: int,
-    show_progress: ShowProgress,
+    show_progress: ShowProgress | None,
 ) -> tuple[ScreenEvaluation, Path]:
     """Play held-out episodes; returns the evaluation and the directory of the recorded episodes."""
     from palaestra.evaluation import ScreenEvaluation
@@ -284,13 +287,15 @@ def _play_episodes(
     directory = path.parent.parent / "evaluations" / name / "trajectories"
     archive, done = TrajectoryArchive(directory), 0
 
-    with show_progress(f"Evaluating {path.name}") as update:
+    shown = nullcontext() if show_progress is None else show_progress(f"Evaluating {path.name}", "episodes")
+    with shown as update:
 
         def record(trajectory: Trajectory) -> None:
             nonlocal done
             archive.append(trajectory)
             done += 1
-            update(done, episodes * samples)
+            if update is not None:
+                update(done, episodes * samples)
 
         played = play_held_out(
             config, policy, address, episodes=episodes, first=first, greedy=greedy, samples=samples, on_finished=record

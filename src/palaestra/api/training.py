@@ -112,7 +112,7 @@ def _read_request(what: Any) -> _Request:
 
         word = os.fspath(what)
         if word in gymnasium.registry:
-            return _Request({"env": {"id": word}})
+            return _Request({"env": {"id": word}})  # an id need not end in a version
         source = read_config(word)
         return _Request(source.data, given=source.text)
     return _Request({"env": environment_section(what)})

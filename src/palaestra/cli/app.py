@@ -14,6 +14,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -171,8 +172,9 @@ def _program_name() -> str:
         python = sys.executable
         if shutil.which(Path(python).name) == python:
             python = Path(python).name
-        elif Path(python).is_relative_to(Path.cwd()):
-            python = str(Path(python).relative_to(Path.cwd()))
+        else:
+            with suppress(OSError, ValueError):  # the directory was removed, or is another one
+                python = str(Path(python).relative_to(Path.cwd()))
         return f"{shlex.quote(python)} -m palaestra"
     if called.name != "palaestra" or called.parent == Path() or shutil.which("palaestra") == str(called):
         return "palaestra"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -85,7 +86,7 @@ def _train_on_screens() -> None:
     )
 
     from palaestra.api.screen_evaluation import evaluate_on_screens
-    from palaestra.cli.datasets.progress import show_episodes
+    from palaestra.cli.datasets.progress import show_progress
     from palaestra.files.run_directory import new_run_id
     from palaestra.train.screen_config import screen_config_from
     from palaestra.train.screens import train_screens
@@ -94,13 +95,14 @@ def _train_on_screens() -> None:
     result = train_screens(config, root=Home.default().runs, run_id=new_run_id(config.experiment_name), argv=sys.argv)
     run = result.run
     if result.interrupted:
-        print(localize_commands(f"Stopped. Resume with: {run.resume_command}"))
+        print(localize_commands(f"Stopped. Resume with: palaestra train --resume {run.run_id}"))
         return
     print(f"\n{HELD_OUT} episodes on seeds that training did not use, with sampled actions:")
     before = run.attempts()[-1].checkpoints / "update_00000000"
     names = ("after training", "before training")
+    progress = partial(show_progress, only_on_terminal=True)
     report = evaluate_on_screens(
-        result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names, show_progress=show_episodes
+        result.checkpoint, before, episodes=HELD_OUT, greedy=False, names=names, show_progress=progress
     )
     _print_results(report)
     print(f"Run {run.run_id} in {run.path}")
@@ -151,7 +153,7 @@ def _train_on_cartpole() -> None:
     config = config_from(CARTPOLE)
     result = train(config, root=Home.default().runs, run_id=new_run_id(config.name), argv=sys.argv)
     if result.interrupted:
-        print(localize_commands(f"Stopped. Resume with: {result.run.resume_command}"))
+        print(localize_commands(f"Stopped. Resume with: palaestra train --resume {result.run.run_id}"))
         return
     print("100 episodes on seeds that training did not use:")
     start = result.run.attempts()[-1].checkpoints / "update_00000000"

@@ -86,11 +86,19 @@ def eval_command(
         _check_video(video, frames, long=long, on_screens=on_screens)
     if on_screens:
         from palaestra.api.screen_evaluation import evaluate_on_screens
-        from palaestra.cli.datasets.progress import show_episodes
+        from palaestra.cli.datasets.progress import show_progress
 
-        how: dict[str, Any] = {"greedy": None if sample is None else not sample, "device": device}
-        how |= {"episodes": episodes, "first": seed or 0, "tasks": tasks, "samples": samples}
-        report = evaluate_on_screens(path, other, show_progress=show_episodes, **how)
+        report = evaluate_on_screens(
+            path,
+            other,
+            episodes=episodes,
+            first=seed or 0,
+            tasks=tasks,
+            greedy=None if sample is None else not sample,
+            samples=samples,
+            device=device,
+            show_progress=partial(show_progress, only_on_terminal=True),
+        )
         print_json(report.document) if as_json else print("\n".join([*report.lines, *report.file_lines()]))
         return
     if tasks or samples > 1:

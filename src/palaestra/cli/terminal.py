@@ -7,9 +7,13 @@ of these characters: it changes its title, clears the screen or reverses the wri
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
@@ -93,6 +97,96 @@ def format_columns(rows: Sequence[Sequence[str]], align_right: Sequence[bool] = 
         ).rstrip()
         for row in rows
     ]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table, and what happens to it on a narrow terminal."""
+
+    title: str
+    align_right: bool = False
+    min_width: int | None = None
+    """Its cells may be shortened to this; None: they are never shortened."""
+    drop_order: int = 0
+    """Columns with the largest number are left out first; 0: never left out."""
+
+
+def has_color() -> bool:
+    """Whether stdout is a terminal with colors, and the user has not set NO_COLOR (https://no-color.org)."""
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+def terminal_width() -> int | None:
+    """The width of the terminal on stdout; None for a pipe or a file, where nothing is shortened."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def emphasize(text: str, code: str = "1") -> str:
+    """Text in bold, or in another style, on a terminal with colors."""
+    return f"\x1b[{code}m{text}\x1b[0m" if text and has_color() else text
+
+
+def color_state(text: str, state: str | None = None) -> str:
+    """Text in the color of a phase or state, on a terminal with colors."""
+    code = _STATE_COLORS.get(text.strip() if state is None else state, "")
+    return emphasize(text, code) if code else text
+
+
+_RED, _GREEN, _YELLOW, _CYAN = "31", "32", "33", "36"
+_STATE_COLORS = {
+    **dict.fromkeys(("failed", "killed", "lost", "refused", "FAILED"), _RED),
+    **dict.fromkeys(("succeeded", "finished", "ok"), _GREEN),
+    **dict.fromkeys(("stalled", "stopped", "stopping", "pruned"), _YELLOW),
+    **dict.fromkeys(("running", "starting"), _CYAN),
+}
+
+
+def format_table(columns: Sequence[Column], rows: Sequence[Sequence[str]], width: int | None = None) -> list[str]:
+    """A line of titles and one line per row, fitted to a width (default: that of the terminal).
+
+    Long cells are shortened first, then columns are left out, and a last line names them. States have colors.
+    """
+    width = terminal_width() if width is None else width
+    cells = [[sanitize_line(cell) for cell in row] for row in ([column.title for column in columns], *rows)]
+    shown = list(range(len(columns)))
+    widths = _fit_widths(columns, cells, shown, width)
+    while widths is None:
+        last = max(shown, key=lambda index: (columns[index].drop_order, index))
+        if not columns[last].drop_order:
+            widths = _fit_widths(columns, cells, shown, None)
+        else:
+            shown.remove(last)
+            widths = _fit_widths(columns, cells, shown, width)
+    assert widths is not None
+    lines = []
+    for number, row in enumerate(cells):
+        texts = []
+        for index in shown:
+            text = shorten(row[index], widths[index])
+            padded = text.rjust(widths[index]) if columns[index].align_right else text.ljust(widths[index])
+            texts.append(padded.rstrip() if index == shown[-1] else padded)
+        line = "  ".join(map(color_state, texts) if number else texts).rstrip()
+        lines.append(line if number else emphasize(line))
+    dropped = [column.title for index, column in enumerate(columns) if index not in shown]
+    return [*lines, f"Left out for the width of the terminal: {', '.join(dropped)}"] if dropped else lines
+
+
+def _fit_widths(
+    columns: Sequence[Column], cells: Sequence[Sequence[str]], shown: Sequence[int], width: int | None
+) -> dict[int, int] | None:
+    """The widths of the shown columns, the widest ones shortened; None if they do not fit."""
+    widths = {index: max(len(row[index]) for row in cells) for index in shown}
+    if width is None:
+        return widths
+    least = {index: columns[index].min_width for index in shown}
+    excess = sum(widths.values()) + 2 * (len(shown) - 1) - width
+    while excess > 0:
+        flexible = [index for index, limit in least.items() if limit is not None and widths[index] > limit]
+        if not flexible:
+            return None
+        widths[max(flexible, key=widths.__getitem__)] -= 1
+        excess -= 1
+    return widths
 
 
 def format_time(moment: float | None) -> str:

@@ -20,20 +20,24 @@ if TYPE_CHECKING:
     from palaestra.train import TrainingResult
 
 
+_ConfigArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help="Packaged name (see --list), environment id, or YAML or JSON file. Optional with --resume.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
+]
+_OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
+]
+
+
 def train_command(
-    config_file: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="CONFIG",
-            help="Packaged name (see --list), environment id, or YAML or JSON file. Optional with --resume.",
-            show_default=False,
-            autocompletion=complete_config,
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
-    ] = None,
+    config_file: _ConfigArgument = None,
+    overrides: _OverridesArgument = None,
     config: Annotated[
         list[str] | None, typer.Option("--config", metavar="CONFIG", help="Configuration, as an option.")
     ] = None,
@@ -81,6 +85,7 @@ def train_command(
     if quiet:
         words.append("telemetry.progress=false")
 
+    from palaestra.api.training import run_config
     from palaestra.config.file import apply_overrides
     from palaestra.config.packaged import read_config
     from palaestra.files.run_directory import Attempt, RunDirectory, find_checkpoint
@@ -92,21 +97,21 @@ def train_command(
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
     if name is not None:
         source = read_config(name)
-        data, given = source.data, source.text
+        data, text = source.data, source.text
         if source.path is None and not quiet:
             _print_defaults_notice(name)
     else:
         assert run is not None
-        data, given = run.read_config(), ""
+        data, text = run.read_config(), ""
         _check_algorithm_override(data, words, run.run_id)
     data = _apply_options(apply_overrides(data, words), num_steps, cluster_host)
     if check:
         _print_check(data, seed)
         return
     start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
-    prepared = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
+    place = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
     weights = find_checkpoint(warm_start, root) if warm_start is not None else None
-    result = _train(data, seed, root=root, given=given, resume=run, checkpoint=start, into=prepared, warm_start=weights)
+    result = run_config(data, seed, root=root, given=text, resume=run, checkpoint=start, into=place, warm_start=weights)
     if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
         _print_result(result, as_json)
     if result.interrupted:
@@ -185,13 +190,6 @@ def _apply_options(data: dict[str, Any], num_steps: int | None, cluster_host: st
     if num_steps is not None:
         set_length(data, num_steps)
     return data
-
-
-def _train(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingResult:
-    """Train as a configuration says."""
-    from palaestra.api.training import run_config
-
-    return run_config(data, seed, **options)
 
 
 def _print_check(data: dict[str, Any], seed: int | None) -> None:

@@ -50,13 +50,15 @@ def find_packaged(word: str) -> Path | None:
 def read_config(word: str, *, allow_environment: bool = True) -> NamedConfig:
     """The configuration that a word names; without `allow_environment`, an environment id is refused."""
     path = Path(word)
-    if not path.is_file() and path.suffix not in _SUFFIXES and not path.is_dir():
+    # Not `is_file`: a configuration may come from /dev/stdin or another pipe.
+    if not (path.exists() or path.suffix in _SUFFIXES) or path.is_dir():
         packaged = find_packaged(word)
-        if packaged is None and allow_environment and _ENVIRONMENT_ID.fullmatch(word):
+        if packaged is not None:
+            path = packaged
+        elif allow_environment and _ENVIRONMENT_ID.fullmatch(word):
             return NamedConfig({"env": {"id": word}})
-        if packaged is None:
+        elif not path.is_dir():
             raise _unknown_name_error(word, allow_environment)
-        path = packaged
     hint = f"List the packaged configurations with: {LIST_COMMAND}"
     return NamedConfig(read_config_file(path, hint), path.read_text(encoding="utf-8"), path)
 

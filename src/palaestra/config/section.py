@@ -7,9 +7,12 @@ it turns pydantic's validation errors into `ConfigError` (place, value, reason, 
 from __future__ import annotations
 
 import difflib
+import os
+import sys
 import typing
 from collections.abc import Iterable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
@@ -65,9 +68,25 @@ def import_address(address: str, *, place: str) -> Any:
     """Import the object at the address `package.module:Name`; `ConfigError` about `place` if that fails."""
     module, _, attribute = address.partition(":")
     try:
-        return getattr(import_module(module), attribute)
+        return getattr(import_own_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ConfigError(place, address, f"cannot be imported ({error})", "Check the address") from None
+
+
+def import_own_module(name: str) -> ModuleType:
+    """Import a module that a configuration names: an installed one, or a file of the current directory.
+
+    The `palaestra` command does not have the current directory on `sys.path`, as `python` has. It is added at the end
+    when the module is not found otherwise, so that a file there never replaces an installed package; processes that are
+    started later find the module as well.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0] or os.getcwd() in sys.path:
+            raise
+    sys.path.append(os.getcwd())
+    return import_module(name)
 
 
 def parse_section(section: type[_SectionT], data: Mapping[str, Any], *, place: str = "") -> _SectionT:

@@ -7,7 +7,6 @@ becomes a `ConfigError` that names the field and the remedy.
 from __future__ import annotations
 
 import contextlib
-import importlib
 import importlib.util
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -21,7 +20,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TimeLimit
 
-from palaestra.config import closest_names
+from palaestra.config import closest_names, import_own_module
 from palaestra.env.vector import Array, GymEnv, Info
 from palaestra.errors import ConfigError, PalaestraError, UnknownEnvironment
 
@@ -67,10 +66,10 @@ class EnvFactory:
         if not colon:
             return None
         try:
-            module = importlib.import_module(module_name)
+            module = import_own_module(module_name)
         except ImportError as error:
             reason = f"the module {module_name!r} cannot be imported ({error})"
-            remedy = "Write an importable 'package.module:factory'"
+            remedy = "Start the command in the directory of the module, or install its package"
             raise UnknownEnvironment("env.id", self.id, reason, remedy) from error
         factory: Any = getattr(module, attribute, None)
         if factory is None:

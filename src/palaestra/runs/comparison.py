@@ -64,7 +64,7 @@ def compare(reader: RunReader, names: Sequence[str]) -> Comparison:
         attempt = run.attempt(max(1, record.attempt))
         command = read_json(attempt.command) or {}
         configurations.append(read_configuration(run, attempt))
-        metrics.append(_final_metrics(reader, record.run_id))
+        metrics.append(final_metrics(reader, record.run_id))
         evaluations.append(_read_evaluations(reader, record.run_id, metrics[-1], configurations[-1]))
         columns.append(
             ComparedRun(
@@ -94,12 +94,12 @@ def find_differences(configurations: Sequence[JsonObject]) -> dict[str, list[Any
     return {key: items for key, items in values.items() if len({json.dumps(item) for item in items}) > 1}
 
 
-def _flatten(data: Mapping[str, object], prefix: str = "") -> JsonObject:
+def flatten(data: Mapping[str, object], prefix: str = "") -> JsonObject:
     """Nested mappings as `section.key`."""
     flat: JsonObject = {}
     for key, value in data.items():
         if isinstance(value, Mapping) and value:
-            flat |= _flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
             flat[f"{prefix}{key}"] = to_json(value)
     return flat
@@ -109,10 +109,10 @@ def read_configuration(run: RunDirectory, attempt: Attempt) -> JsonObject:
     """All values of a run with dotted keys, and the parts of its request that define it."""
     spec = read_json(run.spec) or {}
     resolved = read_json(attempt.resolved) or read_json(run.resolved) or spec.get("config") or {}
-    return {**{key: spec[key] for key in _SPEC_KEYS if key in spec}, **_flatten(resolved)}
+    return {**{key: spec[key] for key in _SPEC_KEYS if key in spec}, **flatten(resolved)}
 
 
-def _final_metrics(reader: RunReader, run_id: str) -> dict[str, float | None]:
+def final_metrics(reader: RunReader, run_id: str) -> dict[str, float | None]:
     """Means over the last points, NaN included: a diverged loss must not compare as its last finite values."""
     metrics = {}
     for name, points in reader.recent_metrics(run_id, _LAST_EPISODES).items():

@@ -48,7 +48,7 @@ def test_general_wishes_go_where_the_trainer_reads_them():
 
     assert document["env"] == {"id": "Acrobot-v1", "num_envs": 2}
     assert document["trainer"]["seed"] == 5
-    assert document["telemetry"] == {"wandb": "offline", "progress": False}
+    assert document["telemetry"] == {"wandb": "offline"}
     assert document["algorithm"]["name"] == "ppo"
     assert spec.config == CONFIG
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from typing import TypeAlias
 
 from palaestra.cli.terminal import format_bytes
@@ -30,11 +30,6 @@ def show_progress(
         yield lambda done, total: None
     else:
         yield _PlainLines(title, unit, clock)
-
-
-def show_episodes(title: str) -> AbstractContextManager[UpdateProgress]:
-    """Show the progress of an evaluation on a terminal."""
-    return show_progress(title, "episodes", only_on_terminal=True)
 
 
 class _PlainLines:

@@ -9,7 +9,15 @@ import typer
 
 from palaestra.cli.runs.read import query
 from palaestra.cli.runs.sweeps import format_number, short_keys
-from palaestra.cli.terminal import JsonOption, format_columns, format_duration, print_json, sanitize_line, shorten
+from palaestra.cli.terminal import (
+    Column,
+    JsonOption,
+    format_duration,
+    format_table,
+    print_json,
+    sanitize_line,
+    shorten,
+)
 
 if TYPE_CHECKING:
     from palaestra.runs.analysis.groups import GroupComparison, RunGroup
@@ -117,7 +125,17 @@ def format_groups(comparison: GroupComparison) -> list[str]:
     keys = list(dict.fromkeys(key for group in groups for key in group.parameters))
     names = short_keys(keys)
     shown = keys[:_MAX_KEYS]
-    titles = ["GROUP", *(names[key] for key in shown), "RUNS", "MEAN", "INTERVAL", "IQM", "INTERVAL", "TIME", "FRONT"]
+    columns = [
+        Column("GROUP"),
+        *(Column(names[key], min_width=6) for key in shown),
+        Column("RUNS", min_width=12),
+        Column("MEAN", align_right=True),
+        Column("INTERVAL"),
+        Column("IQM", align_right=True, drop_order=2),
+        Column("IQM INTERVAL", drop_order=3),
+        Column("TIME", align_right=True, drop_order=1),
+        Column("FRONT"),
+    ]
     rows = [
         [
             group.label,
@@ -132,7 +150,7 @@ def format_groups(comparison: GroupComparison) -> list[str]:
         ]
         for group in groups
     ]
-    lines += format_columns([titles, *rows])
+    lines += format_table(columns, rows)
     if len(keys) > len(shown):
         lines.append(f"Also different: {', '.join(keys[_MAX_KEYS:])} (--json has the values)")
     lines += [sanitize_line(f"! {note}") for note in comparison.notes]

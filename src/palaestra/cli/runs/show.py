@@ -9,9 +9,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from palaestra.cli.runs.table import format_phase, format_reason, format_steps
-from palaestra.cli.terminal import format_bytes, format_columns, format_duration, format_time, sanitize_line, shorten
+from palaestra.cli.terminal import (
+    Column,
+    color_state,
+    emphasize,
+    format_bytes,
+    format_columns,
+    format_duration,
+    format_table,
+    format_time,
+    sanitize_line,
+    shorten,
+)
 from palaestra.files.run_directory import Attempt
+from palaestra.redaction import redact_secrets
 from palaestra.runs.checkpoints.catalogue import list_checkpoints
+from palaestra.runs.comparison import final_metrics, flatten, read_configuration
 from palaestra.runs.process.resource_usage import ResourceSample, read_peaks, read_samples
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
@@ -24,6 +37,7 @@ from palaestra.strict_json import json_number
 _MAX_OUTPUT_LINES = 20
 _MAX_EVENTS = 8
 _MAX_METRICS = 16
+_MAX_CONFIGURATION = 24
 _MAX_NAME = 60
 _MAX_LINE = 1000
 
@@ -39,8 +53,10 @@ def run_details(reader: RunReader, name: str) -> dict[str, Any]:
         "directory": str(reader.home.run(record.run_id).path),
         "events": reader.events(record.run_id),
         "metrics": {key: points[-1].value for key, points in recent.items() if points},
+        "mean_metrics": _read_metrics(reader, record),
         "checkpoints": list_checkpoints(reader.home, run_id=record.run_id),
         "command": reader.document(record.run_id, "command"),
+        "config": redact_secrets(reader.document(record.run_id, "resolved")),
         "source": _describe_source(reader, record),
     }
 
@@ -59,17 +75,21 @@ def _describe_source(reader: RunReader, record: RunRecord) -> dict[str, Any] | N
 def format_run(reader: RunReader, name: str) -> list[str]:
     """The lines of `runs show`."""
     record = reader.run(name)
-    lines = format_columns([(title, text) for title, text in _get_fields(reader, record) if text])
+    fields = [(title, text) for title, text in _get_fields(reader, record) if text]
+    lines = [
+        color_state(line, str(record.phase)) if title == "phase" else line
+        for (title, _), line in zip(fields, format_columns(fields), strict=True)
+    ]
     if record.archived:
         return [*lines, f"Archived. Restore it with: palaestra runs restore {record.run_id}"]
     if not reader.home.run(record.run_id).path.is_dir():
         return [*lines, "! The run directory is missing; only this record is left."]
-    for alarm in record.alarms:
-        lines.append(sanitize_line(f"! {alarm.code}: {alarm.text}"))
+    lines += [emphasize(sanitize_line(f"! {alarm.code}: {alarm.text}"), "33") for alarm in record.alarms]
     if record.notes:
         lines += ["", "Notes:", *(f"  {sanitize_line(line)}" for line in record.notes.splitlines())]
     metrics = _format_metrics(reader, record) or _explain_missing_metrics(reader, record)
-    lines += _format_events(reader, record) + metrics + _format_checkpoints(reader, record)
+    lines += _format_configuration(reader, record) + _format_events(reader, record) + metrics
+    lines += _format_checkpoints(reader, record)
     if record.phase.has_ended and record.phase != "succeeded":
         last = reader.last_lines(record.run_id, _MAX_OUTPUT_LINES).text.splitlines()
         lines += ["", "Last output:", *(f"  {_format_line(line)}" for line in last)] if last else []
@@ -129,11 +149,12 @@ def _format_source(reader: RunReader, record: RunRecord) -> list[tuple[str, str]
     from palaestra.runs.reproducibility.source_recorder import read_source
 
     argv = reader.document(record.run_id, "command").get("argv")
-    command = shlex.join(map(str, argv)) if isinstance(argv, list) and record.runner == "script" else ""
+    command = shlex.join(map(str, argv)) if isinstance(argv, list) else ""
     source = read_source(reader.home.run(record.run_id).attempt(record.attempt))
     code, environment = ("", "") if source is None else (source.code.description, source.environment.description)
-    texts = (("command", command), ("code", code), ("system", environment))
-    return [(title, shorten(sanitize_line(text), 3 * _MAX_NAME)) for title, text in texts]
+    texts = (("code", code), ("system", environment))
+    # The command is whole, so that it can be copied.
+    return [("command", command), *((title, shorten(text, 3 * _MAX_NAME)) for title, text in texts)]
 
 
 def _format_tracking(reader: RunReader, record: RunRecord) -> str:
@@ -190,17 +211,38 @@ def _format_events(reader: RunReader, record: RunRecord) -> list[str]:
         )
         for event in reader.events(record.run_id)[-_MAX_EVENTS:]
     ]
-    return ["", "Events:", *format_columns(rows)] if rows else []
+    return ["", emphasize("Events:"), *format_columns(rows)] if rows else []
 
 
 def _format_metrics(reader: RunReader, record: RunRecord) -> list[str]:
-    recent = {name: points[-1] for name, points in reader.recent_metrics(record.run_id, 1).items() if points}
+    """The same numbers as in `runs compare`."""
+    metrics = _read_metrics(reader, record)
     rows = [
-        (f"  {shorten(name, _MAX_NAME)}", _format_number(point.value, ".6g"))
-        for name, point in list(recent.items())[:_MAX_METRICS]
+        (f"  {shorten(name, _MAX_NAME)}", _format_number(value)) for name, value in list(metrics.items())[:_MAX_METRICS]
     ]
-    more = [f"  and {len(recent) - len(rows)} more"] if len(recent) > len(rows) else []
-    return ["", "Latest metrics:", *format_columns(rows, align_right=[False, True]), *more] if rows else []
+    more = [f"  and {len(metrics) - len(rows)} more"] if len(metrics) > len(rows) else []
+    title = emphasize("Metrics (mean of the last 100 episodes, or of the last 10 updates):")
+    return ["", title, *format_columns(rows, align_right=[False, True]), *more] if rows else []
+
+
+def _read_metrics(reader: RunReader, record: RunRecord) -> dict[str, float]:
+    """The mean of the last 100 episodes or the last 10 updates of every metric."""
+    return {name: value for name, value in final_metrics(reader, record.run_id).items() if value is not None}
+
+
+def _format_configuration(reader: RunReader, record: RunRecord) -> list[str]:
+    """What the user gave; for a run without a request, all values."""
+    run = reader.home.run(record.run_id)
+    every_value = read_configuration(run, run.attempt(max(1, record.attempt)))
+    given = flatten(reader.document(record.run_id, "spec").get("config") or {})
+    values = redact_secrets(given or every_value)
+    rows = [
+        (f"  {shorten(key, _MAX_NAME)}", shorten(_format_value(value), _MAX_NAME))
+        for key, value in list(values.items())[:_MAX_CONFIGURATION]
+    ]
+    hidden = max(0, len(every_value.keys() | values.keys()) - len(rows))
+    more = [f"  and {hidden} more values (--json has all)"] if hidden else []
+    return ["", emphasize("Configuration:"), *format_columns(rows), *more] if rows else []
 
 
 def _explain_missing_metrics(reader: RunReader, record: RunRecord) -> list[str]:
@@ -227,13 +269,15 @@ def _format_checkpoints(reader: RunReader, record: RunRecord) -> list[str]:
         for checkpoint in records[:5]
     ]
     more = [f"  and {len(records) - len(rows)} more"] if len(records) > len(rows) else []
-    return ["", "Checkpoints:", *format_columns(rows, align_right=[False, True, True]), *more] if rows else []
+    return (
+        ["", emphasize("Checkpoints:"), *format_columns(rows, align_right=[False, True, True]), *more] if rows else []
+    )
 
 
 def format_comparison(comparison: Mapping[str, Any]) -> list[str]:
     """The lines of `runs compare`: one column per run; facts, configuration differences, evaluations, metrics."""
     columns = comparison["runs"]
-    rows = [["", *(column["run"]["run_id"] for column in columns)]]
+    rows = []
     for title, key in (("runner", "runner"), ("env", "env_id"), ("phase", "phase")):
         rows.append([title, *(_format_value(column["run"][key]) for column in columns)])
     rows.append(["steps", *(f"{column['run']['env_step']:,}" for column in columns)])
@@ -241,7 +285,7 @@ def format_comparison(comparison: Mapping[str, Any]) -> list[str]:
     rows.append(["elapsed", *(format_duration(column["elapsed_s"]) for column in columns)])
     if len({column["script_sha256"] for column in columns}) > 1:
         rows.append(["script", *(column["script_sha256"][:12] for column in columns)])
-    blank = ["" for _ in rows[0]]
+    blank = ["" for _ in ("", *columns)]
     if comparison["configuration"]:
         rows += [blank, ["CONFIGURATION", *blank[1:]]]
         rows += [
@@ -255,7 +299,8 @@ def format_comparison(comparison: Mapping[str, Any]) -> list[str]:
                 [shorten(name, _MAX_NAME), *(_format_number(value) for value in values)]
                 for name, values in comparison[key].items()
             ]
-    return format_columns(rows)
+    ids = [Column(column["run"]["run_id"], min_width=12) for column in columns]
+    return format_table([Column("", min_width=16), *ids], rows)
 
 
 def _format_line(text: str) -> str:

@@ -133,7 +133,7 @@ def start(
     spec = build_spec(ctx, words)
     service = connect_service()
     if grid or seeds is not None or sweep is not None:
-        request = build_sweep(spec, grid, seeds, sweep)
+        request = build_sweep(spec, grid, seeds, sweep, seed_option=seed)
         options = SweepOptions(yes=yes, dry_run=dry_run, follow=follow, as_json=as_json)
         start_sweep(service, request, options, _print_command)
         return

@@ -14,7 +14,16 @@ import typer
 
 from palaestra.cli.app import localize_commands
 from palaestra.cli.runs.manage import confirm, connect_service
-from palaestra.cli.terminal import JsonOption, format_columns, format_time, print_json, sanitize_line, shorten
+from palaestra.cli.terminal import (
+    Column,
+    JsonOption,
+    format_columns,
+    format_table,
+    format_time,
+    print_json,
+    sanitize_line,
+    shorten,
+)
 from palaestra.errors import ConfigError, ConsentRequired
 from palaestra.files.home import Home
 
@@ -44,7 +53,15 @@ def list_command(as_json: JsonOption = False) -> None:
     if not records:
         print(localize_commands("No sweeps yet. Try: palaestra runs start cartpole --seeds 1..3"))
         return
-    titles = ("SWEEP", "STATE", "SAMPLER", "TRIALS", "RUNS", "BEST", "CREATED")
+    columns = (
+        Column("SWEEP", min_width=24),
+        Column("STATE"),
+        Column("SAMPLER", drop_order=2),
+        Column("TRIALS"),
+        Column("RUNS", drop_order=1),
+        Column("BEST", min_width=16),
+        Column("CREATED", drop_order=3),
+    )
     rows = [
         (
             record.sweep_id,
@@ -57,7 +74,7 @@ def list_command(as_json: JsonOption = False) -> None:
         )
         for record in records
     ]
-    print("\n".join(format_columns([titles, *rows])))
+    print("\n".join(format_table(columns, rows)))
 
 
 def show_command(
@@ -142,8 +159,14 @@ def parse_words(config_file: str | None, overrides: Sequence[str]) -> tuple[list
     return [*first, *plain], grid
 
 
-def build_sweep(base: RunSpec, grid: Mapping[str, tuple[Any, ...]], seeds: str | None, file: Path | None) -> SweepSpec:
-    """The sweep of `--sweep`, `--seeds` and grids; the command line wins over the file."""
+def build_sweep(
+    base: RunSpec, grid: Mapping[str, tuple[Any, ...]], seeds: str | None, file: Path | None, *, seed_option: int | None
+) -> SweepSpec:
+    """The sweep of `--sweep`, `--seeds` and grids; the command line wins over the file.
+
+    `seed_option` is the value of `--seed` of this command, which contradicts seeds. A `--seed` in the command of a
+    program does not: it is the option whose value the seeds replace.
+    """
     from palaestra.config import parse_section
     from palaestra.runs.sweeps.spec import SweepSpec, parse_seeds, read_sweep_file
 
@@ -157,7 +180,9 @@ def build_sweep(base: RunSpec, grid: Mapping[str, tuple[Any, ...]], seeds: str |
         except ValueError as error:
             raise ConfigError("--seeds", seeds, str(error)) from None
     if base.seed is not None and data.get("seeds"):
-        raise ConfigError("--seed", base.seed, "contradicts the seeds of the sweep", "Use one of them")
+        if seed_option is not None or base.runner != "script":
+            raise ConfigError("--seed", base.seed, "contradicts the seeds of the sweep", "Use one of them")
+        base = base.model_copy(update={"seed": None})
     return parse_section(SweepSpec, {**data, "base": base}, place="sweep" if file is None else str(file))
 
 
@@ -262,7 +287,15 @@ def _explain_best(sweep: SweepRecord, best: TrialRecord) -> list[str]:
 def _format_trials(details: SweepDetails, max_trials: int | None) -> list[str]:
     keys = list(details.parameters)
     names = short_keys(keys)
-    titles = ["TRIAL", "STATE", *(names[key] for key in keys), "RUNS", "MEAN", "95 % INTERVAL", "NOTE"]
+    columns = [
+        Column("TRIAL", align_right=True),
+        Column("STATE"),
+        *(Column(names[key], min_width=6) for key in keys),
+        Column("RUNS", drop_order=1),
+        Column("MEAN"),
+        Column("95 % INTERVAL"),
+        Column("NOTE", min_width=12, drop_order=2),
+    ]
     rows = [
         [
             str(trial.number),
@@ -275,7 +308,7 @@ def _format_trials(details: SweepDetails, max_trials: int | None) -> list[str]:
         ]
         for trial in details.trials[:max_trials]
     ]
-    lines = format_columns([titles, *rows], align_right=[True])
+    lines = format_table(columns, rows)
     if max_trials is not None and len(details.trials) > max_trials:
         lines.append(f"Showing {max_trials} of {len(details.trials)} trials; use --all for all.")
     return lines

@@ -5,13 +5,23 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from palaestra.cli.terminal import format_columns, format_duration, sanitize_line, shorten
+from palaestra.cli.terminal import Column, format_duration, format_table, sanitize_line, shorten
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import LASTING_ALARMS, RunRecord
 from palaestra.runs.state.event_log import duration_s
 
-_TITLES = ("RUN", "FAV", "RUNNER", "HOST", "ENV", "PHASE", "STEPS", "RETURN", "ELAPSED", "NOTE")
-_ALIGN_RIGHT = frozenset({"STEPS", "RETURN", "ELAPSED"})
+_COLUMNS = (
+    Column("RUN", min_width=24),
+    Column("FAV"),
+    Column("RUNNER", drop_order=2),
+    Column("HOST", min_width=8, drop_order=1),
+    Column("ENV", min_width=10),
+    Column("PHASE"),
+    Column("STEPS", align_right=True),
+    Column("RETURN", align_right=True),
+    Column("ELAPSED", align_right=True, drop_order=3),
+    Column("NOTE", min_width=12),
+)
 _MAX_NOTE = 60
 _MAX_NAME = 40
 
@@ -21,13 +31,13 @@ def format_runs(records: Sequence[RunRecord]) -> list[str]:
     now = time.time()
     unused = {"HOST"} if not any(record.host for record in records) else set()
     unused |= {"FAV"} if not any(record.favorite for record in records) else set()
-    titles = tuple(title for title in _TITLES if title not in unused)
+    columns = [column for column in _COLUMNS if column.title not in unused]
     rows = [
         (
             record.run_id,
-            *(["*" if record.favorite else ""] if "FAV" in titles else []),
+            *(["*" if record.favorite else ""] if "FAV" not in unused else []),
             record.runner,
-            *([shorten(sanitize_line(record.host), _MAX_NAME)] if "HOST" in titles else []),
+            *([shorten(sanitize_line(record.host), _MAX_NAME)] if "HOST" not in unused else []),
             shorten(record.env_id, _MAX_NAME),
             str(record.phase),
             format_steps(record),
@@ -37,7 +47,7 @@ def format_runs(records: Sequence[RunRecord]) -> list[str]:
         )
         for record in records
     ]
-    return format_columns([titles, *rows], align_right=[title in _ALIGN_RIGHT for title in titles])
+    return format_table(columns, rows)
 
 
 def format_note(record: RunRecord) -> str:

@@ -190,7 +190,6 @@ def training_config(spec: RunSpec) -> JsonObject:
         set_key("trainer", "seed", spec.seed)
     if spec.track != "off":
         set_key("telemetry", "wandb", spec.track)
-    set_key("telemetry", "progress", False)
     return data
 
 

@@ -58,6 +58,13 @@ export function formatValue(value) {
   return typeof value === "string" ? value : JSON.stringify(value);
 }
 
+// Ids of a sweep differ at their end, which a table would cut off.
+export function shortenMiddle(text, length = 40) {
+  if (text.length <= length) return text;
+  const head = Math.ceil((length - 1) / 2);
+  return `${text.slice(0, head)}…${text.slice(head + 1 - length)}`;
+}
+
 export function phaseMark(phase) {
   return element("span", { class: `phase phase-${phase}` }, phase);
 }

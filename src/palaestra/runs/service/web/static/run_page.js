@@ -102,7 +102,7 @@ async function showCurves(section, scope, runId, refresh) {
     const names = Object.keys(metrics).filter((name) => name.length <= MAX_NAME);
     names.sort((a, b) => rankMetric(a) - rankMetric(b) || (a < b ? -1 : 1));
     more.hidden = names.length <= shown;
-    more.textContent = `Show ${Math.min(names.length, MAX_METRICS)} of ${names.length} metrics`;
+    more.textContent = names.length > MAX_METRICS ? `Show ${MAX_METRICS} of ${names.length} metrics` : `Show all ${names.length} metrics`;
     empty.hidden = names.length > 0;
     const wanted = names.slice(0, shown);
     if (!wanted.length) return;
@@ -209,7 +209,7 @@ async function showFiles(section, scope, runId) {
     const clips = videos.slice(0, 12).map((clip) => {
       const source = runPath(runId, `/videos/${quotePath(clip.name)}`);
       const isPicture = clip.name.endsWith(".gif");
-      const player = isPicture ? element("img", { src: source, loading: "lazy", alt: clip.name }) : element("video", { src: source, controls: true, preload: "none", loop: true, muted: true });
+      const player = isPicture ? element("img", { src: source, loading: "lazy", alt: clip.name }) : element("video", { src: source, controls: true, preload: "metadata", loop: true, muted: true });
       return element("figure", {}, player, element("figcaption", {}, clip.name));
     });
     section.append(element("h2", {}, `Videos (${videos.length})`), element("div", { class: "grid clips" }, ...clips));

@@ -1,6 +1,6 @@
 // The table of runs. Only the visible rows are elements, so that thousands of runs scroll smoothly.
 
-import { element, elapsed, formatDuration, formatNumber, formatTime, isLive } from "./dom.js";
+import { elapsed, element, formatDuration, formatNumber, formatTime, isLive, shortenMiddle } from "./dom.js";
 import { showStatus } from "./service.js";
 
 const FIRST_PAGE = 100, PAGE_SIZE = 500, EAGER_RUNS = 5000, OVERSCAN = 8, MAX_SELECTED = 50;
@@ -93,7 +93,7 @@ function fillRow(row, record, index, isSelected) {
   parts.select.setAttribute("aria-label", `Select ${record.run_id}`);
   parts.link.href = `#/runs/${encodeURIComponent(record.run_id)}`;
   parts.link.title = record.name ? `${record.name} (${record.run_id})` : record.run_id;
-  setText(parts.link, `${record.favorite ? "★ " : ""}${record.name || record.run_id}`);
+  setText(parts.link, `${record.favorite ? "★ " : ""}${record.name || shortenMiddle(record.run_id)}`);
   setText(parts.id, record.name ? record.run_id : "");
   setText(parts.tags, record.tags.join(" · "));
   setText(parts.phase, record.phase);

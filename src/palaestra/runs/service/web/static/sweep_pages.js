@@ -1,8 +1,12 @@
 // The list of sweeps, and one sweep with its trials.
 
-import { buildTable, element, formatRange, formatTime, formatValue, runLink } from "./dom.js";
+import { buildTable, element, formatRange, formatTime, formatValue, isNumber, runLink } from "./dom.js";
 
-const describe = (parameters) => Object.entries(parameters).map(([key, value]) => `${key}=${formatValue(value)}`).join(", ");
+// As they are written in a configuration: 0.0003 and not 3.00e-4.
+const formatParameter = (value) => (isNumber(value) ? String(value) : formatValue(value));
+const describe = (parameters) => Object.entries(parameters).map(([key, value]) => `${key}=${formatParameter(value)}`).join(", ");
+const describeRange = ({ values, ...range }) =>
+  [...(values ?? []).map(formatParameter), ...Object.entries(range).map(([key, value]) => `${key} ${formatParameter(value)}`)].join(", ");
 const countStates = (states) => Object.entries(states).map(([state, count]) => `${count} ${state}`).join(", ");
 const sweepLink = (id) => element("a", { href: `#/sweeps/${encodeURIComponent(id)}` }, id);
 
@@ -41,7 +45,7 @@ export async function showSweep(main, scope, [, name]) {
       element("p", {}, element("a", { href: `#/compare?sweep=${encodeURIComponent(sweep.sweep_id)}&metric=${encodeURIComponent(sweep.metric)}` }, "Compare its configurations")),
       buildTable(["trial", "configuration", "state", sweep.metric, "95 % interval", "reason", "runs"], rows),
       element("h2", {}, "Parameters"),
-      buildTable(["key", "values"], Object.entries(parameters).map(([key, value]) => [key, formatValue(value)])),
+      buildTable(["key", "values"], Object.entries(parameters).map(([key, value]) => [key, describeRange(value)])),
     );
     return sweep.state === "running";
   };

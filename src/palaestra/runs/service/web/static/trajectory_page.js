@@ -18,7 +18,7 @@ export async function showTrajectories(main, scope, [, runId]) {
     for (const one of page) {
       const button = element("button", { onclick: () => open(one.file, button) },
         element("div", {}, `${one.task} · ${one.outcome} · ${formatNumber(one.reward)}`),
-        element("div", { class: "dim" }, `${one.steps} turns · ${one.kind} · ${formatTime(one.started_at)}`));
+        element("div", { class: "dim" }, `${one.steps} ${one.steps === 1 ? "turn" : "turns"} · ${one.kind} · ${formatTime(one.started_at)}`));
       list.append(element("li", {}, button));
     }
     last = page.length ? page[page.length - 1].file : last;

@@ -1,0 +1,84 @@
+"""Pictures of `palaestra demo` for the README: episodes before and after training as a GIF, and the viewer of episodes.
+
+`python -m benchmarks.demo_pictures` trains the demo first, which takes minutes; `--run DIR` draws a run that exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from urllib.parse import quote
+
+from palaestra.evaluation.before_after import EpisodePair, draw_frames
+from palaestra.experience.trajectory import Trajectory
+from palaestra.experience.trajectory_archive import TrajectoryArchive
+from palaestra.files.atomic import write_bytes
+from palaestra.sessions.browser.chromium import find_chromium
+
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
+WINDOW = (1280, 900)
+
+
+def find_improved(run: Path) -> list[EpisodePair]:
+    """For each task, the longest solved episode among those that failed before training, on held-out seeds."""
+    before, after = (_load_episodes(run, prefix) for prefix in ("update_00000000", "update_0000001"))
+    best: dict[str, EpisodePair] = {}
+    for key in sorted(before.keys() & after.keys()):
+        pair = EpisodePair(before[key], after[key], ("before training", "after training"))
+        if pair.shows_improvement and len(pair.after) > (len(best[key[0]].after) if key[0] in best else 0):
+            best[key[0]] = pair
+    return list(best.values())
+
+
+def _load_episodes(run: Path, prefix: str) -> dict[tuple[str, int], Trajectory]:
+    (directory,) = run.glob(f"attempt_1/evaluations/{prefix}*")
+    episodes = TrajectoryArchive(directory / "trajectories").load()
+    return {(str(episode.task["task"]), int(episode.task["seed"])): episode for episode in episodes}
+
+
+def write_animation(pairs: list[EpisodePair], path: Path) -> None:
+    """One pair after the other as an animated GIF of few colours, which keeps it small."""
+    frames = [frame for pair in pairs for frame in draw_frames(pair)]
+    pictures = [picture.quantize(64) for picture, _ in frames]
+    durations = [round(1000 * min(seconds, 2.4)) for _, seconds in frames]
+    data = io.BytesIO()
+    pictures[0].save(
+        data, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True
+    )
+    write_bytes(path, data.getvalue(), durable=False)
+
+
+def photograph(page: Path, episode: Trajectory, picture: Path) -> None:
+    """A screenshot of the viewer in Chromium, with an episode opened."""
+    command = [find_chromium().path, "--headless", "--no-sandbox", "--hide-scrollbars"]
+    command += [f"--window-size={WINDOW[0]},{WINDOW[1]}", f"--screenshot={picture}", f"{page.resolve().as_uri()}#{quote(episode.episode_id)}/1"]
+    subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=120)
+
+
+def train_demo(home: Path) -> Path:
+    """Run `palaestra demo`, and return the directory of its run."""
+    environment = {**os.environ, "PALAESTRA_HOME": str(home)}
+    subprocess.run([sys.executable, "-m", "palaestra", "demo"], check=True, env=environment)
+    (run,) = home.glob("**/runs/demo-*")
+    return run
+
+
+def main() -> None:
+    """Write docs/images/before-after.gif and viewer.png."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--run", type=Path, help="directory of a run of the demo")
+    given = parser.parse_args().run
+    with tempfile.TemporaryDirectory() as home:
+        run = given or train_demo(Path(home))
+        pairs = find_improved(run)
+        write_animation(pairs, IMAGES / "before-after.gif")
+        photograph(run / "trajectories.html", pairs[0].after, IMAGES / "viewer.png")
+
+
+if __name__ == "__main__":
+    main()
