@@ -17,7 +17,7 @@ from palaestra.api.trained_run import EnvFactory, TrainedRun
 from palaestra.config.file import is_ui_config, set_value
 from palaestra.config.packaged import read_config
 from palaestra.errors import ConfigError
-from palaestra.extras import require_extras
+from palaestra.extras import UI_AGENTS, require_extras
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory, find_checkpoint, new_run_id
 from palaestra.telemetry.progress import can_redraw
@@ -149,7 +149,7 @@ def set_length(data: dict[str, Any], steps: int) -> None:
 def run_config(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingResult:
     """Train a model on screens or a policy, depending on the configuration; both take the same options."""
     if is_ui_config(data):
-        require_extras("UI agents", "vlm", "ui")
+        require_extras("UI agents", "vlm", "ui", only=UI_AGENTS)
         from palaestra.train.screen_config import screen_config_from
         from palaestra.train.screens import train_screens
 
