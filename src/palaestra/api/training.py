@@ -43,12 +43,12 @@ def train(
 ) -> TrainedRun:
     """Train, and return the run with its best policy.
 
-    `what`: the id of a Gymnasium environment, a class or function that makes one, the path of a configuration file, a
-    configuration as a dictionary (of an environment or of tasks on screens), or a run to continue. `steps`: steps in
-    the environment in total; for tasks on screens, updates. `settings`: configuration keys with dots, such as
+    `what`: the id of a Gymnasium environment, a class or function that makes one, a configuration (the name of a
+    packaged one, a path, or a dictionary; of an environment or of tasks on screens), or a run to continue. `steps`:
+    steps in the environment in total; for tasks on screens, updates. `settings`: configuration keys with dots, such as
     `{"algorithm.learning_rate": 1e-3}` (docs/configuration.md). `name`: beginning of the run id. `callback`: called
-    after every update with its metrics; returning False ends the training. `progress`: show one line of progress;
-    by default in a notebook and on a terminal. `warm_start`: a run or checkpoint to take the weights from. `policy`: a
+    after every update with its metrics; returning False ends the training. `progress`: show one line of progress; by
+    default in a notebook and on a terminal. `warm_start`: a run or checkpoint to take the weights from. `policy`: a
     model that replaces the one of a configuration for screens.
 
     Ctrl-C finishes the update, saves a checkpoint and returns the run.
@@ -108,7 +108,12 @@ def _read_request(what: Any) -> _Request:
     if isinstance(what, Mapping):
         return _Request(copy.deepcopy(dict(what)))
     if isinstance(what, str | os.PathLike):
-        source = read_config(os.fspath(what))
+        import gymnasium
+
+        word = os.fspath(what)
+        if word in gymnasium.registry:
+            return _Request({"env": {"id": word}})  # an id need not end in a version
+        source = read_config(word)
         return _Request(source.data, given=source.text)
     return _Request({"env": environment_section(what)})
 
