@@ -28,7 +28,8 @@ PACKAGES = (
     "palaestra.telemetry",
 )
 WITH_METHODS = (
-    "ActorCritic", "PPOTrainer", "Rollout", "Trainer", "TrainerOrchestrator", "TrainerService", "Trajectory", "VLMPolicy"
+    "ActorCritic", "PPOTrainer", "Rollout", "Trainer", "TrainerOrchestrator", "TrainerService", "Trajectory",
+    "VLMPolicy",
 )  # fmt: skip
 """Classes whose methods are listed."""
 
