@@ -105,7 +105,9 @@ def _signature(value: Any) -> str:
 def _without_annotation(parameter: inspect.Parameter) -> inspect.Parameter:
     parameter = parameter.replace(annotation=inspect.Parameter.empty)
     # The text of an object or of a configuration holds an address, or is a page of its own.
-    is_plain = parameter.default is inspect.Parameter.empty or re.fullmatch(r"[^<>(){}]{0,30}|\(\)", repr(parameter.default))
+    is_plain = parameter.default is inspect.Parameter.empty or re.fullmatch(
+        r"[^<>(){}]{0,30}|\(\)", repr(parameter.default)
+    )
     return parameter if is_plain else parameter.replace(default=_Elsewhere())
 
 

@@ -1,4 +1,4 @@
-"""The Python of the README and of docs/ runs, page by page, in a directory that has small configurations and one run."""
+"""The Python of the README and of docs/ runs, page by page, in a directory with small configurations and one run."""
 
 import ast
 import contextlib
@@ -19,13 +19,14 @@ ELSEWHERE = {
     "docs/async.md": "tests/train/test_asynchronous_run.py",
     "docs/evaluation.md": "tests/evaluation/test_evaluation_docs.py",
     "docs/play.md": "tests/runs/play/test_docs.py",
+    "docs/python.md": "tests/api/test_python_page.py",
     "docs/sessions.md": "tests/sessions/test_suites.py",
     "docs/vla.md": "tests/policy/test_vla_docs.py",
 }
 """Pages whose Python another test executes, and that test."""
 
 SMALLER = {
-    "README.md": {"100_000": "4_096"},
+    "README.md": {"50_000": "4_096"},
     "docs/runs.md": {"1_000_000": "8_192"},
     "docs/runners.md": {"train.py": "own_script.py"},
     "docs/sweeps.md": {
