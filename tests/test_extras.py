@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from palaestra.errors import ConfigError
-from palaestra.extras import EXTRAS, find_extra, is_installed, missing_modules, require_extras
+from palaestra.extras import EXTRAS, GATEWAY, find_extra, is_installed, missing_modules, require_extras
 
 # Hides the modules of all extras from a new interpreter, as in a bare install, and runs the command.
 BARE = f"""
@@ -58,6 +58,13 @@ def test_a_long_list_of_modules_is_cut(without):
     with pytest.raises(ConfigError, match="'aiohttp, miniwob, fastapi and 3 more': are not installed"):
         require_extras("gateway", "ui")
     assert missing_modules("ui") == list(EXTRAS["ui"].modules)
+
+
+def test_a_part_of_an_extra_is_enough_where_only_that_is_used(without):
+    without("miniwob", "PIL")
+    require_extras("the gateway", "ui", only=GATEWAY)
+    with pytest.raises(ConfigError, match=r"'miniwob, PIL': are not installed. Run: pip install 'palaestra\[ui\]'$"):
+        require_extras("demo", "ui")
 
 
 def test_a_submodule_belongs_to_the_extra_of_its_package():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from palaestra.errors import ConfigError
@@ -22,12 +22,17 @@ class Extra:
     """Modules that the code imports from it, by the name in `import`."""
 
 
-_SERVER = ("fastapi", "uvicorn", "httptools")
-_SERVICE = (*_SERVER, "uvloop", "websockets", "PIL")
+SERVER = ("fastapi", "uvicorn", "httptools")
+"""Modules without which no HTTP server starts."""
+GATEWAY = ("aiohttp", *SERVER)
+"""Modules without which the gateway does not start."""
+UI_AGENTS = ("transformers", "peft", "PIL", "aiohttp")
+"""Modules without which no UI agent is trained or evaluated; its sessions may be elsewhere."""
+_SERVICE = (*SERVER, "uvloop", "websockets", "PIL")
 EXTRAS: Mapping[str, Extra] = {
     "serve": Extra("the run service, sweeps and the web page", _SERVICE),
     "studio": Extra("the desktop studio", ("PySide6", "pyqtgraph", *_SERVICE)),
-    "ui": Extra("UI sessions in browsers, the gateway, MiniWoB tasks", ("aiohttp", "miniwob", *_SERVER, "PIL")),
+    "ui": Extra("UI sessions in browsers, the gateway, MiniWoB tasks", ("aiohttp", "miniwob", *SERVER, "PIL")),
     "vlm": Extra("vision-language models", ("transformers", "peft", "PIL")),
     "box2d": Extra("the environments LunarLander and BipedalWalker", ("Box2D",)),
     "mujoco": Extra("the environments of MuJoCo", ("mujoco",)),
@@ -67,9 +72,16 @@ def find_extra(module: str) -> str | None:
     return next((name for name, extra in EXTRAS.items() if package in extra.modules), None)
 
 
-def require_extras(place: str, *extras: str) -> None:
-    """Raise `ConfigError` with the command to run if modules of the extras are missing."""
-    missing = {extra: names for extra in extras if (names := missing_modules(extra))}
+def require_extras(place: str, *extras: str, only: Collection[str] = ()) -> None:
+    """Raise `ConfigError` with the command to run if modules of the extras are missing.
+
+    `only` limits the check to these modules: a container image may hold less than an extra installs.
+    """
+    missing = {
+        extra: names
+        for extra in extras
+        if (names := [name for name in missing_modules(extra) if not only or name in only])
+    }
     if missing:
         modules = dict.fromkeys(name for names in missing.values() for name in names)
         raise missing_modules_error(place, list(modules), list(missing))

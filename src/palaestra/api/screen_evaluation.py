@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from palaestra.errors import ConfigError
+from palaestra.extras import UI_AGENTS, require_extras
 
 if TYPE_CHECKING:
     from palaestra.evaluation import ScreenComparison, ScreenEvaluation
@@ -95,6 +96,7 @@ def evaluate_on_screens(
     `names` are display names, by default the names of the runs and their updates. `device` runs the model; None: the
     device it was trained on. `show_progress` shows how many episodes of a checkpoint have been played.
     """
+    require_extras("UI agents", "vlm", "ui", only=UI_AGENTS)
     from palaestra.evaluation import ScreenComparison
     from palaestra.sessions.clients.provider import find_sessions
     from palaestra.train.held_out import check_tasks, load_screen_policy

@@ -17,7 +17,7 @@ from palaestra.api.trained_run import EnvFactory, TrainedRun
 from palaestra.config.file import is_ui_config, set_value
 from palaestra.config.packaged import read_config
 from palaestra.errors import ConfigError
-from palaestra.extras import require_extras
+from palaestra.extras import UI_AGENTS, require_extras
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory, find_checkpoint, new_run_id
 from palaestra.telemetry.progress import can_redraw
@@ -43,12 +43,12 @@ def train(
 ) -> TrainedRun:
     """Train, and return the run with its best policy.
 
-    `what`: the id of a Gymnasium environment, a class or function that makes one, the path of a configuration file, a
-    configuration as a dictionary (of an environment or of tasks on screens), or a run to continue. `steps`: steps in
-    the environment in total; for tasks on screens, updates. `settings`: configuration keys with dots, such as
+    `what`: the id of a Gymnasium environment, a class or function that makes one, a configuration (the name of a
+    packaged one, a path, or a dictionary; of an environment or of tasks on screens), or a run to continue. `steps`:
+    steps in the environment in total; for tasks on screens, updates. `settings`: configuration keys with dots, such as
     `{"algorithm.learning_rate": 1e-3}` (docs/configuration.md). `name`: beginning of the run id. `callback`: called
-    after every update with its metrics; returning False ends the training. `progress`: show one line of progress;
-    by default in a notebook and on a terminal. `warm_start`: a run or checkpoint to take the weights from. `policy`: a
+    after every update with its metrics; returning False ends the training. `progress`: show one line of progress; by
+    default in a notebook and on a terminal. `warm_start`: a run or checkpoint to take the weights from. `policy`: a
     model that replaces the one of a configuration for screens.
 
     Ctrl-C finishes the update, saves a checkpoint and returns the run.
@@ -108,7 +108,12 @@ def _read_request(what: Any) -> _Request:
     if isinstance(what, Mapping):
         return _Request(copy.deepcopy(dict(what)))
     if isinstance(what, str | os.PathLike):
-        source = read_config(os.fspath(what))
+        import gymnasium
+
+        word = os.fspath(what)
+        if word in gymnasium.registry:
+            return _Request({"env": {"id": word}})  # an id need not end in a version
+        source = read_config(word)
         return _Request(source.data, given=source.text)
     return _Request({"env": environment_section(what)})
 
@@ -144,7 +149,7 @@ def set_length(data: dict[str, Any], steps: int) -> None:
 def run_config(data: dict[str, Any], seed: int | None, **options: Any) -> TrainingResult:
     """Train a model on screens or a policy, depending on the configuration; both take the same options."""
     if is_ui_config(data):
-        require_extras("UI agents", "vlm", "ui")
+        require_extras("UI agents", "vlm", "ui", only=UI_AGENTS)
         from palaestra.train.screen_config import screen_config_from
         from palaestra.train.screens import train_screens
 

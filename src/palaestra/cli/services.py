@@ -15,7 +15,7 @@ import typer
 
 from palaestra.cli.app import localize_commands
 from palaestra.cli.terminal import JsonOption, print_json, sanitize_line
-from palaestra.extras import require_extras
+from palaestra.extras import GATEWAY, SERVER, require_extras
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def serve(
         else:
             print(f"No service runs for {home.path}." if pid is None else "The service has exited; runs continue.")
         return
-    require_extras("the run service", "serve")
+    require_extras("the run service", "serve", only=SERVER)
     from palaestra.config.file import read_settings
     from palaestra.runs.config import service_config
     from palaestra.runs.service.server import run_service
@@ -80,7 +80,7 @@ def gateway(
     in a file that only you can read. A client can use only the sessions that it opened. The operator's token, created
     beside the other one, can use and close every session.
     """
-    require_extras("the gateway", "ui")
+    require_extras("the gateway", "ui", only=GATEWAY)
     from palaestra.config import parse_section
     from palaestra.config.file import read_settings
     from palaestra.gateway import GatewayConfig, serve_gateway

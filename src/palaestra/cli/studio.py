@@ -42,7 +42,7 @@ def studio(
         raise ConfigError("--theme", theme, "unknown theme", "Use dark, light or system")
     if screenshot is not None and screenshot.suffix.lower() != ".png":
         raise ConfigError("--screenshot", str(screenshot), "is not a PNG file", "Name it studio.png")
-    require_extras("studio", "studio")
+    require_extras("studio", "studio", only=("PySide6", "pyqtgraph", "websockets"))
     _check_display(screenshot is not None)
     with _without_collections():
         service = _find_service(connect, token_file)

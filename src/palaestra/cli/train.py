@@ -13,7 +13,7 @@ import typer
 from palaestra.cli.app import localize_commands
 from palaestra.cli.terminal import JsonOption, complete_config, format_columns, print_json, sanitize_line
 from palaestra.errors import ConfigError
-from palaestra.extras import require_extras
+from palaestra.extras import UI_AGENTS, require_extras
 from palaestra.files.home import Home
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ def _check_environment(data: Mapping[str, Any], seed: int | None) -> dict[str, A
 
 
 def _check_screens(data: Mapping[str, Any], seed: int | None) -> dict[str, Any]:
-    require_extras("UI agents", "vlm", "ui")
+    require_extras("UI agents", "vlm", "ui", only=UI_AGENTS)
     from palaestra.policy.device import choose_device
     from palaestra.telemetry.config import check_telemetry
     from palaestra.train.screen_config import screen_config_from

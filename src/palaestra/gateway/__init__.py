@@ -13,9 +13,9 @@ __all__ = ["Address", "GatewayConfig", "Runtime", "check_runtime", "serve_gatewa
 
 def serve_gateway(config: GatewayConfig) -> None:
     """Serve sessions until SIGTERM or SIGINT and print the URL; `ConfigError` when the gateway cannot start."""
-    from palaestra.extras import require_extras
+    from palaestra.extras import GATEWAY, require_extras
 
-    require_extras("the gateway", "ui")
+    require_extras("the gateway", "ui", only=GATEWAY)
     from palaestra.gateway.serving import serve
 
     serve(config)

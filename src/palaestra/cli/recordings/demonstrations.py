@@ -154,9 +154,9 @@ def _read_config(source: str, model: str, overrides: list[str], output: Path) ->
     """The configuration in a file, or one for the named tasks and model."""
     from palaestra.config.file import apply_overrides, is_ui_config
     from palaestra.config.packaged import find_packaged, read_config
-    from palaestra.extras import require_extras
+    from palaestra.extras import UI_AGENTS, require_extras
 
-    require_extras("UI agents", "vlm", "ui")
+    require_extras("UI agents", "vlm", "ui", only=UI_AGENTS)
     from palaestra.train.screen_config import screen_config_from
 
     is_file = Path(source).suffix in (".yaml", ".yml", ".json") or Path(source).is_file()

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from palaestra.errors import ServiceUnreachable, StateDirectoryLocked
-from palaestra.extras import require_extras
+from palaestra.extras import SERVER, require_extras
 from palaestra.files.atomic import read_json
 from palaestra.files.home import Home
 from palaestra.processes.procfs import ProcessIdentity
@@ -81,7 +81,7 @@ def ensure_service(home: Home, *, start: bool = True, settings: JsonObject | Non
     _raise_if_suspended(home)
     if not start:
         raise ServiceUnreachable(f"no run service answers for {home.path}. Start it with: palaestra serve")
-    require_extras("the run service", "serve")
+    require_extras("the run service", "serve", only=SERVER)
     with _start_lock(home):
         endpoint = find_service(home)
         if endpoint is not None:
