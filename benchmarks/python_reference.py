@@ -28,9 +28,8 @@ PACKAGES = (
     "palaestra.telemetry",
 )
 WITH_METHODS = (
-    "ActorCritic", "PPOTrainer", "Rollout", "Trainer", "TrainerOrchestrator", "TrainerService", "Trajectory",
-    "VLMPolicy",
-)  # fmt: skip
+    "ActorCritic PPOTrainer Rollout TrainedRun Trainer TrainerOrchestrator TrainerService Trajectory VLMPolicy".split()
+)
 """Classes whose methods are listed."""
 
 INTRODUCTION = """# Python API
