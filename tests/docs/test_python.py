@@ -19,6 +19,7 @@ ELSEWHERE = {
     "docs/async.md": "tests/train/test_asynchronous_run.py",
     "docs/evaluation.md": "tests/evaluation/test_evaluation_docs.py",
     "docs/play.md": "tests/runs/play/test_docs.py",
+    "docs/python.md": "tests/api/test_python_page.py",
     "docs/sessions.md": "tests/sessions/test_suites.py",
     "docs/vla.md": "tests/policy/test_vla_docs.py",
 }
