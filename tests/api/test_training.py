@@ -15,6 +15,7 @@ import palaestra as pal
 from palaestra.api.event_loop import call_outside_event_loop
 from palaestra.cli import main
 from palaestra.errors import CheckpointError, ConfigError, UnknownEnvironment
+from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.telemetry.journal import JournalReader
 
@@ -105,6 +106,7 @@ def test_a_run_is_loaded_by_the_beginning_of_its_id_and_continued_to_more_steps(
     assert again.run_id == run.run_id
     assert len(again.directory.attempts()) == 2
     assert [metrics["update"] for metrics in again.history] == [1, 2, 3, 4, 5, 6]
+    assert read_unsupervised(again.directory).total_steps == 384
 
 
 def test_a_callback_sees_every_update_and_ends_the_training_with_a_checkpoint():
