@@ -124,6 +124,11 @@ def test_a_callback_sees_every_update_and_ends_the_training_with_a_checkpoint():
     assert events[-1] == PhaseChanged("stopped", "ended by a callback")
 
 
+@pytest.mark.parametrize(("answer", "steps"), [(np.bool_(False), 64), (False, 64), (0, 256), (None, 256)])
+def test_only_a_false_of_python_or_numpy_ends_the_training(answer, steps):
+    assert pal.train("CartPole-v1", steps=256, settings=SMALL, callback=lambda metrics: answer).steps == steps
+
+
 def test_an_error_in_a_callback_is_raised_as_it_is():
     def fail(metrics):
         raise ZeroDivisionError("mine")

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+import numpy as np
+
 from palaestra.api.environments import environment_section
 from palaestra.api.event_loop import call_outside_event_loop, has_event_loop
 from palaestra.api.trained_run import EnvFactory, TrainedRun, load
@@ -190,7 +192,8 @@ def _combine(callback: Any, stop: threading.Event) -> Callable[[dict[str, float]
     def call_all(metrics: dict[str, float]) -> bool:
         # All of them, also after one has ended the training: each may keep the metrics.
         answers = [one(dict(metrics)) for one in several]
-        return not stop.is_set() and all(answer is not False for answer in answers)
+        # A comparison with a mean of numpy gives its own type; other results, such as those of write(), mean nothing.
+        return not (stop.is_set() or any(isinstance(answer, bool | np.bool_) and not answer for answer in answers))
 
     return call_all
 
