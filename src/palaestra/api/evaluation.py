@@ -36,7 +36,7 @@ def evaluate(
     seed: int | None = None,
     deterministic: bool | None = None,
     device: Device | None = None,
-    tasks: Sequence[str] = (),
+    tasks: str | Sequence[str] = (),
     samples: int = 1,
     against: Evaluated | None = None,
 ) -> Evaluation | ScreenReport:
@@ -60,7 +60,8 @@ def evaluate(
     if run.on_screens:
         if env is not None:
             raise ConfigError("evaluate(env)", env, "is not for models on screens", "Name other tasks with tasks=[…]")
-        return _evaluate_on_screens(run, against, episodes, seed, deterministic, device, tasks, samples)
+        names = [tasks] if isinstance(tasks, str) else tasks
+        return _evaluate_on_screens(run, against, episodes, seed, deterministic, device, names, samples)
     if tasks or samples > 1 or against is not None:
         remedy = "Leave them out; to compare two policies, use: palaestra eval A --against B"
         raise ConfigError("evaluate(tasks, samples, against)", tasks or against, "are for models on screens", remedy)
