@@ -194,9 +194,10 @@ def load(
     `which`: which checkpoint of a run. `env`: a function that makes the environment, if the one of the training was a
     function without an address (docs/python.md).
     """
-    if not isinstance(name, str | os.PathLike):
+    given: Any = name
+    if not isinstance(given, str | os.PathLike):
         remedy = "Give the id of a run, or the path of a run or a saved checkpoint"
-        raise ConfigError("load(name)", name, f"has type {type(name).__name__}, which names no run", remedy)
+        raise ConfigError("load(name)", given, f"has type {type(given).__name__}, which names no run", remedy)
     if which not in ("best", "latest"):
         raise ConfigError("load(which)", which, "is not known", "Use best or latest")
     checkpoint = find_checkpoint(os.fspath(name), Home.default().runs, which=which)
