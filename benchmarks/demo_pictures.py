@@ -47,16 +47,18 @@ def write_animation(pairs: list[EpisodePair], path: Path) -> None:
     pictures = [picture.quantize(64) for picture, _ in frames]
     durations = [round(1000 * min(seconds, 2.4)) for _, seconds in frames]
     data = io.BytesIO()
-    pictures[0].save(
-        data, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True
-    )
+    pictures[0].save(data, "GIF", save_all=True, append_images=pictures[1:], duration=durations, loop=0, optimize=True)
     write_bytes(path, data.getvalue(), durable=False)
 
 
 def photograph(page: Path, episode: Trajectory, picture: Path) -> None:
     """A screenshot of the viewer in Chromium, with an episode opened."""
     command = [find_chromium().path, "--headless", "--no-sandbox", "--hide-scrollbars"]
-    command += [f"--window-size={WINDOW[0]},{WINDOW[1]}", f"--screenshot={picture}", f"{page.resolve().as_uri()}#{quote(episode.episode_id)}/1"]
+    command += [
+        f"--window-size={WINDOW[0]},{WINDOW[1]}",
+        f"--screenshot={picture}",
+        f"{page.resolve().as_uri()}#{quote(episode.episode_id)}/1",
+    ]
     subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=120)
 
 

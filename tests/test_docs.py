@@ -6,7 +6,7 @@ from pathlib import Path
 import yaml
 from benchmarks.python_reference import PAGE as PYTHON_PAGE
 from benchmarks.python_reference import build_page
-from benchmarks.reference import configuration_page, documented_metrics, schemas_file
+from benchmarks.reference import benchmarks_page, configuration_page, documented_metrics, schemas_file
 
 from palaestra.runs.runners.palaestra import SCHEMAS_FILE
 
@@ -17,6 +17,9 @@ def test_the_generated_pages_are_up_to_date():
     assert (ROOT / "docs" / "configuration.md").read_text() == configuration_page(), "run: make docs"
     assert SCHEMAS_FILE.read_text() == schemas_file(), "run: make docs"
     assert PYTHON_PAGE.read_text() == build_page(), "run: make docs"
+    benchmarks = (ROOT / "docs" / "benchmarks.md").read_text()
+    assert benchmarks.count("<!-- table:") == 8
+    assert benchmarks_page(benchmarks) == benchmarks, "run: make docs"
 
 
 def test_every_metric_that_training_reports_is_explained():

@@ -1,4 +1,4 @@
-"""The Python of the README and of docs/ runs, page by page, in a directory that has small configurations and one run."""
+"""The Python of the README and of docs/ runs, page by page, in a directory with small configurations and one run."""
 
 import ast
 import contextlib
@@ -26,7 +26,7 @@ ELSEWHERE = {
 """Pages whose Python another test executes, and that test."""
 
 SMALLER = {
-    "README.md": {"100_000": "4_096"},
+    "README.md": {"50_000": "4_096"},
     "docs/runs.md": {"1_000_000": "8_192"},
     "docs/runners.md": {"train.py": "own_script.py"},
     "docs/sweeps.md": {

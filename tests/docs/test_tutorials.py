@@ -16,7 +16,7 @@ COMMAND_TIMEOUT_S = 240
 SMALLER = {
     "gymnasium": {
         "total_timesteps: 40_000": "total_timesteps: 2_048",
-        "total_timesteps=40_000": "total_timesteps=2_048",
+        "steps=40_000": "steps=2_048",
         "--episodes 100": "--episodes 4",
         "1e-3,1e-5 --seeds 1..3": "1e-3,1e-5 --seeds 1..1",
     },
@@ -36,7 +36,8 @@ _PIP = """#!/bin/sh
 # Installs into a directory of the test instead of the environment, without a network.
 shift
 [ "$1" = --editable ] && shift
-exec {python} -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation --target {site} "$@"
+exec {python} -m pip install --quiet --disable-pip-version-check --no-index --no-deps \\
+    --no-build-isolation --target {site} "$@"
 """
 
 

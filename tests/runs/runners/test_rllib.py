@@ -25,7 +25,8 @@ MACHINE = Machine(environment=dict(os.environ), free_disk_bytes=1 << 40)
 
 def _load_runner():
     spec = importlib.util.spec_from_file_location("palaestra_rllib.runner", PACKAGE / "runner.py")
-    module = importlib.util.module_from_spec(spec)
+    # pydantic finds the types of annotations in the module by its name.
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.RllibRunner
 

@@ -84,7 +84,7 @@ def edit(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change the title, tags and notes of a run, or mark it as a favorite."""
+    """Change title, tags and notes of a run; mark favorites."""
     if no_tags and tags:
         raise ConfigError("--no-tags", True, "contradicts --tag", "Use one of them")
     if name is None and notes is None and favorite is None and not tags and not no_tags:
