@@ -28,8 +28,8 @@ PACKAGES = (
     "palaestra.telemetry",
 )
 WITH_METHODS = (
-    "ActorCritic", "PPOTrainer", "Rollout", "Trainer", "TrainerOrchestrator", "TrainerService", "Trajectory", "VLMPolicy"
-)  # fmt: skip
+    "ActorCritic PPOTrainer Rollout TrainedRun Trainer TrainerOrchestrator TrainerService Trajectory VLMPolicy".split()
+)
 """Classes whose methods are listed."""
 
 INTRODUCTION = """# Python API
@@ -50,6 +50,9 @@ def _describe_package(name: str, seen: set[int]) -> str:
     lines = [f"## {name}\n", f"{_first_paragraph(module)}\n"]
     for attribute in _public_names(module):
         value = getattr(module, attribute)
+        if isinstance(value, ModuleType):
+            # `palaestra.train` is a package that can be called.
+            value = getattr(import_module("palaestra.api"), attribute)
         # A name that the root exports as well is described there.
         if id(value) in seen or attribute == "__version__":
             continue

@@ -77,6 +77,7 @@ def test_hints_can_be_repeated_as_the_command_was_called(tmp_path, monkeypatch, 
     (tmp_path / "palaestra").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", [program.format(found=tmp_path)])
+    monkeypatch.setattr(sys, "executable", "/x/bin/python")
     expected = expected.format(python=sys.executable)
     assert localize_commands("Try: palaestra train x, palaestra is") == f"Try: {expected} train x, palaestra is"
 

@@ -1,7 +1,8 @@
 """The fenced blocks of the README and of docs/, and how each of them is checked.
 
-A block of a tutorial is executed. Elsewhere, Python is executed, commands are checked against the real command line, and
-YAML against the schema of its configuration. A comment before a block says why it is not: `<!-- not run: reason -->`.
+A block of a tutorial is executed. Elsewhere, Python is executed, commands are checked against the real command line,
+and YAML against the schema of its configuration. A comment before a block says why it is not:
+`<!-- not run: reason -->`.
 """
 
 import re

@@ -107,13 +107,7 @@ def eval_command(
     evaluation = evaluate(path)
     document: dict[str, Any] = {"checkpoint": str(path), **evaluation.to_json(), **_score_facts(path, evaluation)}
     if other is not None:
-        from palaestra.intervals import confidence_interval
-
-        baseline = evaluate(other)
-        gaps = tuple(a - b for a, b in zip(evaluation.returns, baseline.returns, strict=True))
-        document["against"] = {"checkpoint": str(other), **baseline.to_json(), **_score_facts(other, baseline)}
-        interval = confidence_interval(gaps)
-        document["difference"] = {"mean": sum(gaps) / len(gaps), "ci95": interval and list(interval)}
+        document |= _compare(evaluation, other, evaluate(other))
     if video is not None:
         from palaestra.cli.eval_video import record_episode
 
@@ -135,6 +129,18 @@ def _evaluate(path: Path, *, episodes: int, **options: Any) -> Evaluation:
             update(finished, episodes)
 
         return evaluate_checkpoint(path, episodes=episodes, on_finished=report, **options)
+
+
+def _compare(evaluation: Evaluation, path: Path, baseline: Evaluation) -> dict[str, Any]:
+    """The evaluation of another checkpoint, and the mean difference to it, episode by episode."""
+    from palaestra.intervals import confidence_interval
+
+    gaps = tuple(a - b for a, b in zip(evaluation.returns, baseline.returns, strict=True))
+    interval = confidence_interval(gaps)
+    return {
+        "against": {"checkpoint": str(path), **baseline.to_json(), **_score_facts(path, baseline)},
+        "difference": {"mean": sum(gaps) / len(gaps), "ci95": interval and list(interval)},
+    }
 
 
 def _score_facts(path: Path, evaluation: Evaluation) -> dict[str, Any]:

@@ -29,6 +29,9 @@ _ConfigArgument = Annotated[
         autocompletion=complete_config,
     ),
 ]
+_ConfigOption = Annotated[
+    list[str] | None, typer.Option("--config", metavar="CONFIG", help="Configuration, as an option.")
+]
 _OverridesArgument = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
@@ -38,9 +41,7 @@ _OverridesArgument = Annotated[
 def train_command(
     config_file: _ConfigArgument = None,
     overrides: _OverridesArgument = None,
-    config: Annotated[
-        list[str] | None, typer.Option("--config", metavar="CONFIG", help="Configuration, as an option.")
-    ] = None,
+    config: _ConfigOption = None,
     list_configs: Annotated[bool, typer.Option("--list", help="List the packaged configurations, and exit.")] = False,
     resume: Annotated[
         str | None, typer.Option(metavar="RUN", help="Resume a run (id, unique prefix of it, or directory).")

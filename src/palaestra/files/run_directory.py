@@ -6,7 +6,7 @@
         attempt_1/
             metrics.jsonl                the journal         resolved.json, command.json   of this attempt
             checkpoints/update_00000120/ `files.checkpoint`  checkpoints/best.json         name of the best one
-            trajectories/                screen episodes
+            trajectories/                screen episodes     trajectories/learned.jsonl    credit of their turns
             plan.json, launch.json, process.json, stop.json, exit.json, remote.json, stdout.log, system.jsonl,
             log.jsonl, source/, series/, videos/, work/, tmp/      of the run service
 

@@ -84,7 +84,7 @@ def edit(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Change title, tags, notes or favorite mark of a run."""
+    """Change title, tags and notes of a run; mark favorites."""
     if no_tags and tags:
         raise ConfigError("--no-tags", True, "contradicts --tag", "Use one of them")
     if name is None and notes is None and favorite is None and not tags and not no_tags:

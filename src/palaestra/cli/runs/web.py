@@ -40,7 +40,7 @@ def webhooks_command(
     test: Annotated[bool, typer.Option("--test", help="Send a test notification to each.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """List or test the webhooks that runs notify.
+    """List the webhooks for events of runs, or test them.
 
     Webhooks are a setting of the service, for example webhooks: [{url: https://example.org/hook}] in
     var/training/service.yaml. Exit code 1 if a test failed.
