@@ -13,6 +13,7 @@ import pytest
 from tests.runs.serving import service_thread
 from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.runs import TrainerService
 from palaestra.runs.config import ServiceConfig
@@ -235,6 +236,18 @@ def test_an_address_that_is_none_is_refused(url):
         ServiceConfig(webhooks=[{"url": url}])
 
 
+@pytest.mark.parametrize(("url", "reason"), [
+    ("http://host:99999/x", "Port out of range"),
+    ("http://host:port/x", "Port could not be cast"),
+    ("http://me:planted@host/x", "has a user name or password, which is not sent"),
+    ("http://host\\@other/x", "has characters that an address must quote"),
+])  # fmt: skip
+def test_an_address_that_could_not_be_shown_or_sent_to_is_refused(url, reason):
+    with pytest.raises(ConfigError, match=reason) as error:
+        parse_section(ServiceConfig, {"webhooks": [{"url": url}]})
+    assert "planted" not in str(error.value)
+
+
 def test_a_secret_that_is_missing_or_empty_is_refused_at_the_start(home):
     home.path.mkdir(parents=True)
     config = WebhookConfig(url="http://127.0.0.1:1/", secret_file="none")
@@ -243,3 +256,6 @@ def test_a_secret_that_is_missing_or_empty_is_refused_at_the_start(home):
     (home.path / "none").write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):
         Webhooks(home, [config], lambda _: None)
+    for path, reason in (("~no-such-user/x", "home directory"), ("a\0b", "null byte")):
+        with pytest.raises(ConfigError, match=rf"cannot be read \(.*{reason}"):
+            Webhooks(home, [WebhookConfig(url="http://127.0.0.1:1/", secret_file=path)], lambda _: None)

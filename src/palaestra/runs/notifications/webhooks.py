@@ -276,11 +276,13 @@ _open_url = urllib.request.build_opener(_NoRedirect).open
 def _read_secret(home: Home, config: WebhookConfig) -> bytes | None:
     if config.secret_file is None:
         return None
-    path = home.path / config.secret_file.expanduser()
+    path = config.secret_file
     try:
+        path = home.path / path.expanduser()
         secret = path.read_bytes().strip()
-    except OSError as error:
-        reason, remedy = f"cannot be read ({error.strerror})", "Create it, for example with: openssl rand -hex 32"
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte; the home directory of an unknown user
+        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        remedy = "Create it, for example with: openssl rand -hex 32"
         raise ConfigError("webhooks.secret_file", str(path), reason, remedy) from None
     if not secret:
         raise ConfigError("webhooks.secret_file", str(path), "is empty", "Write the secret into it")
