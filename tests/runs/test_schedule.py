@@ -57,6 +57,9 @@ def test_it_is_off_by_default_and_a_time_in_the_future_or_a_damaged_report_is_du
     for text in ('{"last": 99999.0, "actions": []}', '{"last": "x"}', "torn", "[]"):
         (home.service / "retention.json").write_text(text)
         assert on.read_report().next == 1000.0
+    for actions, size in (([1], 0), ([{}], 0), ([], "x"), ([], None)):
+        (home.service / "retention.json").write_text(json.dumps({"last": 400.0, "actions": actions, "bytes": size}))
+        assert (on.read_report().next, on.read_report().actions) == (4000.0, ())
     assert calls == []
 
 

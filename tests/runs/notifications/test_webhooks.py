@@ -8,6 +8,7 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.runs.serving import service_thread
@@ -195,6 +196,39 @@ def test_an_unreachable_receiver_and_one_that_never_answers_disturb_no_run(home)
     log = (home.service / "service.log").read_text()
     assert "is dropped" in log
     assert "token-" not in log
+
+
+def test_a_test_of_a_silent_receiver_leaves_the_threads_of_the_service_free(home):
+    async def body(url):
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        webhooks = Webhooks(home, [WebhookConfig(url=url, timeout_s=0.5)], lambda _: None)
+        tests = asyncio.create_task(webhooks.test())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(int)
+        assert not tests.done()
+        return await tests
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        (result,) = asyncio.run(body(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+    assert (result.ok, result.text) == (False, "timed out")
+
+
+def test_an_answer_without_an_end_is_an_answer(home):
+    def answer(server):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            while connection.recv(1 << 16):  # until the other side closes
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        config = WebhookConfig(url=f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=DEADLINE_S)
+        (result,) = asyncio.run(Webhooks(home, [config], lambda _: None).test())
+        thread.join(DEADLINE_S)
+    assert (result.ok, result.text) == (True, "answered 200")
+    assert result.seconds < DEADLINE_S / 2
 
 
 def test_a_run_that_ended_without_a_service_is_notified_by_the_next_one(home):

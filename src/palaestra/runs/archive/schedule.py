@@ -75,7 +75,12 @@ class RetentionSchedule:
 
     def read_report(self) -> RetentionReport:
         """The report of the last time, and when the next one is due."""
-        document = self._read()
+        try:
+            return self._build_report(self._read())
+        except (AttributeError, TypeError, ValueError):  # the file is damaged, or of another version
+            return self._build_report({})
+
+    def _build_report(self, document: JsonObject) -> RetentionReport:
         last = document.get("last")
         due = None if self._every_h is None else self._find_due(self._every_h * 3600)
         actions = tuple(from_json(RetentionAction, row) for row in document.get("actions", ()))
