@@ -35,8 +35,9 @@ RllibRunner = _load_runner()
 
 
 def _has_rllib():
-    code = "import importlib.util as u, sys; sys.exit(0 if u.find_spec('ray') and u.find_spec('tree') else 1)"
-    return subprocess.run([PYTHON, "-c", code], check=False).returncode == 0
+    # Not imported, which takes seconds. Other packages than ray[rllib] bring some of these, and not all.
+    code = "import importlib.util as u; assert all(map(u.find_spec, ('ray', 'tree', 'pyarrow', 'ormsgpack')))"
+    return subprocess.run([PYTHON, "-c", code], check=False, capture_output=True).returncode == 0
 
 
 needs_rllib = pytest.mark.skipif(not _has_rllib(), reason="set PALAESTRA_RLLIB_PYTHON to a Python with ray[rllib]")
@@ -69,6 +70,13 @@ def test_an_interpreter_without_rllib_is_refused_with_the_command_that_installs_
     findings = RllibRunner().preflight(_spec(python=str(bare / "bin" / "python")), MACHINE)
     refused = {finding.check: finding.remedy for finding in findings if finding.level == "refused"}
     assert refused["dependency:ray"].endswith("-m pip install 'ray[rllib]'")
+    ray = next(bare.glob("lib/python*/site-packages")) / "ray-2.60.0.dist-info"  # without its extra
+    ray.mkdir()
+    (ray / "METADATA").write_text("Metadata-Version: 2.1\nName: ray\nVersion: 2.60.0\n")
+    findings = RllibRunner().preflight(_spec(python=str(bare / "bin" / "python")), MACHINE)
+    refused = {finding.check: finding.remedy for finding in findings if finding.level == "refused"}
+    assert "dependency:ray" not in refused
+    assert refused["dependency:pyarrow"].endswith("-m pip install 'ray[rllib]'")
 
 
 @needs_rllib
