@@ -111,8 +111,10 @@ def test_a_failure_of_the_policy_is_logged_and_does_not_end_the_schedule(home, m
         schedule.start()
         await wait_until(lambda: len(calls) == 2, "a second try")
         await schedule.close()
+        return schedule.read_report()
 
-    asyncio.run(body())
+    report = asyncio.run(body())
+    assert (report.error, report.num_actions) == ("the disk is gone", 0)
     assert "the disk is gone" in caplog.text
 
 
