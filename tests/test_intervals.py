@@ -2,7 +2,7 @@
 
 import pytest
 
-from palaestra.intervals import confidence_interval, interquartile_mean, interquartile_mean_interval
+from palaestra.intervals import confidence_interval, format_return, interquartile_mean, interquartile_mean_interval
 
 
 def test_fewer_than_two_numbers_have_no_interval():
@@ -34,3 +34,8 @@ def test_the_bootstrap_of_two_runs_is_between_them_and_is_the_same_each_time():
     assert interquartile_mean_interval(numbers, seed=3) == interquartile_mean_interval(numbers, seed=3)
     low, high = interquartile_mean_interval(numbers, seed=3)
     assert 3.0 <= low < interquartile_mean(numbers[0]) < high <= 14.0
+
+
+def test_a_small_return_is_shown_with_more_digits_than_a_large_one():
+    texts = [format_return(value) for value in (12345.678, 481.23, 9.375, 0.91642, -0.004, 0.0)]
+    assert texts == ["12,345.7", "481.2", "9.375", "0.9164", "-0.004", "0"]

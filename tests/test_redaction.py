@@ -1,5 +1,6 @@
 """What must never be shown is not shown, and what may be is left alone."""
 
+import numpy as np
 import pytest
 
 from palaestra.errors import ConfigError
@@ -96,3 +97,9 @@ def test_an_error_about_deeply_nested_data_is_made_without_recursion():
         value = [value]
 
     assert "***" in str(ConfigError("action", value, "is nested too deeply").value)
+
+
+def test_an_error_about_an_array_shows_it():
+    error = ConfigError("observation", np.array([0.5, 2.0]), "is too large")
+    assert str(error) == "observation = array([0.5, 2. ]): is too large."
+    assert "***" in str(ConfigError("api_key", np.array([1, 2]), "is an array"))

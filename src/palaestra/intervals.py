@@ -1,4 +1,4 @@
-"""Intervals of a mean and of an interquartile mean over a few runs.
+"""Intervals of a mean and of an interquartile mean over a few runs, and the text of a return.
 
 The interquartile mean and its stratified bootstrap are those of rliable (Agarwal et al., 2021, "Deep Reinforcement
 Learning at the Edge of the Statistical Precipice").
@@ -23,6 +23,11 @@ def confidence_interval(numbers: Sequence[float]) -> tuple[float, float] | None:
     mean = float(np.mean(numbers))
     half = float(stdtrit(n - 1, 0.975)) * float(np.std(numbers, ddof=1)) / math.sqrt(n)
     return mean - half, mean + half
+
+
+def format_return(value: float) -> str:
+    """A return for a line of text: `481.2`, `9.37`, `0.9164`. Small rewards need more digits than large ones."""
+    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.4g}"
 
 
 def interquartile_mean(numbers: Sequence[float]) -> float:

@@ -55,7 +55,9 @@ def redact_secrets(value: Any, name: str = "") -> Any:
 def _redact_nested(value: Any, name: str, levels: int) -> Any:
     if levels == 0:
         return HIDDEN
-    if value is not None and value != "" and not isinstance(value, bool | dict | list | tuple) and is_secret_key(name):
+    # An array has no single truth value, so only texts are compared with the empty one.
+    is_empty = value is None or (isinstance(value, str) and not value)
+    if not is_empty and not isinstance(value, bool | dict | list | tuple) and is_secret_key(name):
         return HIDDEN
     if isinstance(value, str):
         return _redact_word(value)

@@ -2,11 +2,13 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 from PIL import Image
 from tests.train.test_session_servers import server_process
 
 import palaestra as pal
+from palaestra.errors import ConfigError
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.experience.turn_credit import read_credits
 
@@ -63,3 +65,15 @@ def test_two_checkpoints_of_a_run_are_compared_before_and_after(server):
     report = pal.evaluate(run, episodes=2, against=before)
     assert report.document["comparison"]["pairs"] == 2
     assert "success rate" in repr(report)
+
+
+def test_a_saved_model_is_evaluated_beside_its_copy_and_refuses_what_it_cannot_see(server, tmp_path):
+    run = pal.load(pal.train(configuration(server), steps=1).save(tmp_path / "kept" / "buttons"))
+    report = pal.evaluate(run, episodes=1, tasks="fake/button")
+    assert report.page.parents[1] == tmp_path / "kept" / "evaluations"
+    with pytest.raises(ConfigError, match=r"Image\.fromarray"):
+        run.policy.predict(np.zeros((210, 160, 3), np.uint8), "Click the button.")
+    with pytest.raises(ConfigError, match="is not text"):
+        run.policy.predict(Image.new("RGB", (160, 210)), None)
+    with pytest.raises(ConfigError, match=r"evaluate\(env\)"):
+        pal.evaluate(run, "CartPole-v1")

@@ -9,11 +9,13 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
+import torch
 
 import palaestra as pal
 from palaestra.api.event_loop import call_outside_event_loop
 from palaestra.cli import main
 from palaestra.errors import CheckpointError, ConfigError, UnknownEnvironment
+from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.telemetry.event import PhaseChanged
 from palaestra.telemetry.journal import JournalReader
 
@@ -104,6 +106,7 @@ def test_a_run_is_loaded_by_the_beginning_of_its_id_and_continued_to_more_steps(
     assert again.run_id == run.run_id
     assert len(again.directory.attempts()) == 2
     assert [metrics["update"] for metrics in again.history] == [1, 2, 3, 4, 5, 6]
+    assert read_unsupervised(again.directory).total_steps == 384
 
 
 def test_a_callback_sees_every_update_and_ends_the_training_with_a_checkpoint():
@@ -119,6 +122,11 @@ def test_a_callback_sees_every_update_and_ends_the_training_with_a_checkpoint():
     assert (run.steps, run.interrupted, len(counted)) == (128, False, 2)
     events = [record.event for record in JournalReader(run.directory.attempts()[0].journal).read()]
     assert events[-1] == PhaseChanged("stopped", "ended by a callback")
+
+
+@pytest.mark.parametrize(("answer", "steps"), [(np.bool_(False), 64), (False, 64), (0, 256), (None, 256)])
+def test_only_a_false_of_python_or_numpy_ends_the_training(answer, steps):
+    assert pal.train("CartPole-v1", steps=256, settings=SMALL, callback=lambda metrics: answer).steps == steps
 
 
 def test_an_error_in_a_callback_is_raised_as_it_is():
@@ -161,7 +169,7 @@ print(pal.load({run.run_id!r}, env=Corridor).policy.predict([0.5]) in (0, 1))
     ("what", "message"),
     [
         (Corridor(), "Give a function that makes one"),
-        (3, "a int makes no environment"),
+        (3, "has type int, which makes no environment"),
         ("CartPoel-v1", "Nearest: CartPole-v1"),
     ],
 )
@@ -184,9 +192,71 @@ def test_an_observation_of_another_shape_is_refused_with_both_shapes(run):
         run.policy.predict(np.zeros(3))
 
 
+def test_an_observation_with_its_info_and_a_mask_without_a_choice_are_refused(run):
+    observation = np.zeros(4, np.float32)
+    with pytest.raises(ConfigError, match=r"observation, info = env\.reset\(\)"):
+        run.policy.predict((observation, {}))
+    with pytest.raises(ConfigError, match=r"has shape \(3,\); 1 observation needs 1 x 2"):
+        run.policy.predict(observation, action_mask=[1, 1, 1])
+    with pytest.raises(ConfigError, match="allows no action"):
+        run.policy.predict(observation, action_mask=[0, 0])
+    assert run.policy.predict(observation, action_mask=[0, 1]) == 1
+
+
+def test_a_run_is_evaluated_in_another_environment_that_is_given(run):
+    # Episodes of one step, whose return is 1.
+    def short_pole():
+        return gymnasium.wrappers.TimeLimit(gymnasium.make("CartPole-v1").unwrapped, 1)
+
+    assert set(pal.evaluate(run, short_pole, episodes=3).returns) == {1.0}
+    assert pal.evaluate(run, "CartPole-v1", episodes=3).returns == pal.evaluate(run, episodes=3).returns
+    assert pal.evaluate(run.run_id, short_pole, episodes=3).lengths == (1, 1, 1)
+
+
+def test_an_evaluation_ends_in_a_class_without_a_time_limit(monkeypatch):
+    monkeypatch.setattr("palaestra.env.make.EPISODE_LIMIT", 30)
+    run = pal.train(Corridor, steps=64, settings=SMALL)
+    policy = run.policy.module
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.zero_()  # Both actions are equally likely, so it takes action 0 and stays at the left end.
+    assert pal.evaluate(policy, f"{__name__}:Corridor", episodes=2).lengths == (30, 30)
+    assert pal.evaluate(policy, Corridor, episodes=2).lengths == (30, 30)
+    assert max(pal.evaluate(run.checkpoints[0], episodes=2).lengths) <= 30
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"episodes": "10"}, r"evaluate\(episodes\) = '10': must be a whole number"),
+        ({"episodes": 2.5}, r"evaluate\(episodes\) = 2\.5: must be a whole number"),
+        ({"seed": -1}, r"evaluate\(seed\) = -1: must be a whole number and at least 0"),
+    ],
+)
+def test_numbers_that_an_evaluation_cannot_use_are_refused(run, arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        pal.evaluate(run, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"settings": ["algorithm.name=dqn"]}, "is not a dictionary with text as keys"),
+        ({"callback": 3}, "has type int, which cannot be called"),
+        ({"warm_start": 3}, "has type int, which names no run"),
+    ],
+)
+def test_arguments_of_the_wrong_type_are_refused_before_a_run_is_made(arguments, message, home):
+    before = set(home.runs.glob("*"))
+    with pytest.raises(ConfigError, match=message):
+        pal.train("CartPole-v1", steps=64, **arguments)
+    assert set(home.runs.glob("*")) == before
+
+
 def test_a_module_is_evaluated_in_the_environment_that_is_given(run):
     result = pal.evaluate(run.policy.module, "CartPole-v1", episodes=4, seed=1)
     assert len(result.returns) == 4
+    assert pal.evaluate(run.policy, "CartPole-v1", episodes=4, seed=1).returns == result.returns
     with pytest.raises(ConfigError, match="a module has no environment of its own"):
         pal.evaluate(run.policy.module)
 

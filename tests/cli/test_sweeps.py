@@ -31,7 +31,8 @@ def test_a_sweep_file_and_the_command_line_are_put_together(runs, palaestra, tmp
     details = json.loads(palaestra("sweeps", "show", record["sweep_id"], "--json").out)
     assert {trial["parameters"]["metrics"] for trial in details["trials"]} <= {2, 3}
     single = runs("start", "--runner", "echo", "--name", "one", "steps=10", "--seeds", "1..2", "--follow")
-    assert (single.code, "best 1 [1, 1]" in single.out) == (0, True), single
+    assert (single.code, "finished: 2 runs of 1 configuration: succeeded; mean 1 [1, 1]" in single.out) == (0, True)
+    assert "Compare with: palaestra runs compare --sweep one-sweep-" in single.err
     assert "\nResult: 1 [1, 1]\n" in palaestra("sweeps", "show", "one-sweep").out
     assert "One seed says nothing about the spread" in palaestra("sweeps", "show", record["sweep_id"]).out
 

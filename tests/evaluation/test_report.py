@@ -37,7 +37,7 @@ def test_the_numbers_are_readable_without_any_script():
     kinds, _, text = seen(evaluation_page(found, "Tiny model"))
     assert "75.0 % of 4 episodes solved" in text
     assert "30.1 % to 95.4 %" in text
-    assert "1, in no rate" in text
+    assert "1 (not part of the rate)" in text
     assert not kinds & {"script", "img", "link", "iframe", "object"}
 
 
@@ -59,7 +59,9 @@ def test_names_from_outside_are_text_and_nothing_else():
 def test_a_comparison_says_who_won_by_how_much_and_what_was_left_out():
     page = comparison_page(compared([S] * 9 + [F, E], [F] * 9 + [S]), "Before and after", a="after", b="before")
     _, _, text = seen(page)
-    assert "+80.0 points" in text
+    assert "The success rate of A is 80.0 percentage points above that of B" in text
+    assert "50.0 percentage points below" in seen(comparison_page(compared([F, S], [S, S]), "", a="a", b="b"))[2]
+    assert "A and B have the same success rate" in seen(comparison_page(compared([S], [S]), "", a="a", b="b"))[2]
     assert "p = 0.0215" in text
     assert "10 pairs" in text
     assert "Environment failures: 1 of A, 0 of B" in text

@@ -363,7 +363,7 @@ def test_a_link_names_a_task_a_policy_and_what_was_not_solved(tmp_path):
     _, shown, here, _, other, _, all_of_them = in_browser(
         path, f"location.hash = {link.partition('#')[2]!r}; 1", settled + EPISODES, "location.hash",
         f"location.hash = {viewer_link('', key='after:z')!r}; 1",
-        "document.querySelector('[aria-current] .about').textContent.startsWith('after · c') ? 1 : 'wait'",
+        r"/^c · seed \d+ · after/.test(document.querySelector('[aria-current] .about').textContent) ? 1 : 'wait'",
         "location.hash = '?task=gone'; 1", f"{settled}{EPISODES}.length",
     )  # fmt: skip
     assert shown == ["y"]

@@ -30,15 +30,17 @@ def __getattr__(name: str) -> Any:
 
 
 def environment_section(factory: Any) -> dict[str, Any]:
-    """The section `env` of a configuration for a class or function that makes one environment."""
+    """The section `env` of a configuration for an id, or for a class or function that makes one environment."""
     import gymnasium
 
+    if isinstance(factory, str):
+        return {"id": factory}
     if isinstance(factory, gymnasium.Env):
         remedy = "Give a function that makes one, because training steps several copies: lambda: MyEnv(…)"
         raise ConfigError("env", type(factory).__name__, "is an environment object", remedy)
     if not callable(factory):
         remedy = "Give an id, a configuration, or a class or function that makes an environment"
-        raise ConfigError("env", factory, f"a {type(factory).__name__} makes no environment", remedy)
+        raise ConfigError("env", factory, f"has type {type(factory).__name__}, which makes no environment", remedy)
     module, name = getattr(factory, "__module__", "") or "", getattr(factory, "__qualname__", "")
     has_address = getattr(sys.modules.get(module), name, None) is factory
     section = {"id": f"{module}:{name}" if has_address else f"{__name__}:{_keep(factory, name)}"}

@@ -12,6 +12,7 @@ from torch import nn
 
 from palaestra.env.spaces import ActionLayout, ObservationLayout
 from palaestra.errors import ConfigError
+from palaestra.experience.columns import possible_actions
 from palaestra.policy.device import Device, device_of, move_to
 from palaestra.policy.network import eval_mode
 from palaestra.train.evaluation import load_vector_policy
@@ -41,16 +42,20 @@ class TrainedPolicy:
         `deterministic` takes the most likely action; otherwise actions are sampled. `action_mask`: which choices are
         allowed, for environments that report it. With `env.action_chunk`, an action is a chunk of actions.
         """
-        batch_size = self._observations.batch_size(observation)
-        stored = self._observations.empty((batch_size or 1,))
         try:
+            batch_size = self._observations.batch_size(observation)
+            stored = self._observations.empty((batch_size or 1,))
             if batch_size is None:
                 self._observations.write(stored, 0, observation)
             else:
                 self._observations.write_batch(stored, observation)
-        except ValueError as error:
-            remedy = "Give one observation of the environment, or an array of several"
-            raise ConfigError("predict(observation)", np.shape(observation), str(error), remedy) from None
+        except (ValueError, TypeError, KeyError, IndexError) as error:
+            kind = type(observation).__name__
+            reason, remedy = str(error), "Give one observation of the environment, or an array of several"
+            if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
+                reason = "is an observation and its info, as env.reset() returns them"
+                remedy = "Give the first: observation, info = env.reset()"
+            raise ConfigError("predict(observation)", kind, reason, remedy) from None
         actions = self._act(stored, batch_size or 1, deterministic, action_mask)
         if batch_size is not None:
             return actions
@@ -64,10 +69,22 @@ class TrainedPolicy:
             draw: Any = self._rng.random if distribution.noise_kind == "uniform" else self._rng.standard_normal
             noise = move_to(device, draw((size, distribution.noise_size), dtype=np.float32))
         if action_mask is not None:
-            mask = move_to(device, np.asarray(action_mask, dtype=np.bool_).reshape(size, -1))
+            mask = move_to(device, self._check_mask(np.asarray(action_mask, dtype=np.bool_), size))
         with torch.inference_mode(), eval_mode(self.module):
             acted = policy.act(move_to(device, observations), noise, mask=mask)
         return self._actions.batch(self._actions.clip(distribution.to_env(acted.action.cpu().numpy())))
+
+    def _check_mask(self, mask: Any, size: int) -> Any:
+        """The mask as `[size, choices]`."""
+        distribution: Any = self.module.distribution
+        choices, count = distribution.choices, distribution.num_parameters
+        if choices is not None and mask.size != size * count:
+            reason = f"has shape {mask.shape}; {size} observation{'s need' if size > 1 else ' needs'} {size} x {count}"
+            raise ConfigError("predict(action_mask)", mask.tolist(), reason, "Give one value per choice")
+        mask = mask.reshape(size, -1)
+        if not possible_actions(mask, choices).all():
+            raise ConfigError("predict(action_mask)", mask.tolist(), "allows no action", "Allow at least one")
+        return mask
 
     def __repr__(self) -> str:
         count = sum(parameter.numel() for parameter in self.module.parameters())

@@ -286,7 +286,9 @@ def _play_episodes(
 
     # Two evaluations of one checkpoint may begin in the same second.
     name = f"{path.name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
-    directory = path.parent.parent / "evaluations" / name / "trajectories"
+    in_run = path.parent.name == "checkpoints"
+    parent = path.parent.parent if in_run else path.parent  # a saved copy lies where its owner put it
+    directory = parent / "evaluations" / name / "trajectories"
     archive, done = TrajectoryArchive(directory), 0
 
     shown = nullcontext() if show_progress is None else show_progress(f"Evaluating {path.name}", "episodes")

@@ -41,6 +41,8 @@ class TrainedScreenPolicy:
 
         The action is None for a text without a readable action; `unreadable` has the reason.
         """
+        if not isinstance(instruction, str):
+            raise ConfigError("predict(instruction)", instruction, "is not text", "Give the task in words")
         screen = Screenshot.of(_read_picture(screenshot))
         temperature = 0.0 if deterministic else self._temperature
 
@@ -63,8 +65,8 @@ def _read_picture(screenshot: Any) -> bytes:
     if isinstance(screenshot, str | Path):
         return Path(screenshot).read_bytes()
     if not hasattr(screenshot, "save"):
-        reason = f"a {type(screenshot).__name__} is no picture"
-        raise ConfigError("predict(screenshot)", screenshot, reason, "Give a Pillow image, PNG bytes or a path")
+        remedy = "Give a Pillow image (Image.fromarray(array) of an array), PNG bytes or a path"
+        raise ConfigError("predict(screenshot)", type(screenshot).__name__, "is not a picture", remedy)
     data = io.BytesIO()
     screenshot.convert("RGB").save(data, "PNG")
     return data.getvalue()

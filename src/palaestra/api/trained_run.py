@@ -16,6 +16,7 @@ from palaestra.files.atomic import atomic_directory
 from palaestra.files.checkpoint import checkpoint_kind, open_checkpoint, read_state
 from palaestra.files.home import Home
 from palaestra.files.run_directory import RunDirectory, find_checkpoint
+from palaestra.intervals import format_return
 from palaestra.telemetry.event import TrainingStep
 from palaestra.telemetry.journal import JournalReader
 from palaestra.telemetry.progress import render_bars
@@ -155,7 +156,7 @@ class TrainedRun:
         facts: dict[str, str] = {}
         if self.score is not None:
             name, value = (
-                ("success", f"{100 * self.score:.0f} %") if self.on_screens else ("return", _number(self.score))
+                ("success", f"{100 * self.score:.0f} %") if self.on_screens else ("return", format_return(self.score))
             )
             facts[name] = value
         unit = "episodes" if self.on_screens else "steps"
@@ -193,6 +194,10 @@ def load(
     `which`: which checkpoint of a run. `env`: a function that makes the environment, if the one of the training was a
     function without an address (docs/python.md).
     """
+    given: Any = name
+    if not isinstance(given, str | os.PathLike):
+        remedy = "Give the id of a run, or the path of a run or a saved checkpoint"
+        raise ConfigError("load(name)", given, f"has type {type(given).__name__}, which names no run", remedy)
     if which not in ("best", "latest"):
         raise ConfigError("load(which)", which, "is not known", "Use best or latest")
     checkpoint = find_checkpoint(os.fspath(name), Home.default().runs, which=which)
@@ -215,13 +220,10 @@ def sparkline_svg(values: list[float], width: int = 320, height: int = 48) -> st
         f"{4 + (width - 8) * i / (len(values) - 1):.1f},{height - 4 - (height - 8) * (value - low) / span:.1f}"
         for i, value in enumerate(values)
     )
-    label = f"from {_number(values[0])} to {_number(values[-1])}, between {_number(low)} and {_number(high)}"
+    first, last, least, most = map(format_return, (values[0], values[-1], low, high))
+    label = f"from {first} to {last}, between {least} and {most}"
     return (
         f'<svg viewBox="0 0 {width} {height}" width="{width}" height="{height}" role="img" aria-label="curve {label}">'
         f'<title>{label}</title><polyline points="{points}" fill="none" stroke="currentColor" stroke-width="1.5"/>'
         "</svg>"
     )
-
-
-def _number(value: float) -> str:
-    return f"{value:,.1f}" if abs(value) >= 10 else f"{value:.3g}"

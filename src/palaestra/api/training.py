@@ -11,15 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
+import numpy as np
+
 from palaestra.api.environments import environment_section
 from palaestra.api.event_loop import call_outside_event_loop, has_event_loop
-from palaestra.api.trained_run import EnvFactory, TrainedRun
+from palaestra.api.trained_run import EnvFactory, TrainedRun, load
 from palaestra.config.file import is_ui_config, set_value
 from palaestra.config.packaged import read_config
 from palaestra.errors import ConfigError
 from palaestra.extras import UI_AGENTS, require_extras
 from palaestra.files.home import Home
-from palaestra.files.run_directory import RunDirectory, find_checkpoint, new_run_id
+from palaestra.files.run_directory import RunDirectory, new_run_id
 from palaestra.telemetry.progress import can_redraw
 
 if TYPE_CHECKING:
@@ -100,7 +102,7 @@ def _read_request(what: Any) -> _Request:
         if directory.is_supervised:
             # The service would not list an attempt that it did not start.
             reason = "is a run of the run service"
-            raise ConfigError("train(run)", directory.run_id, reason, directory.resume_command)
+            raise ConfigError("train(run)", directory.run_id, reason, f"Continue it with: {directory.resume_command}")
         data = directory.read_config()
         if what.env:
             data["env"] = {**data["env"], **what.env}
@@ -120,6 +122,9 @@ def _read_request(what: Any) -> _Request:
 
 def _apply_settings(data: dict[str, Any], settings: Mapping[str, Any], name: str | None) -> dict[str, Any]:
     """The configuration with the settings, and with a rollout length if nothing but an environment was given."""
+    if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
+        remedy = "Give a dictionary with the keys of a configuration: settings={'algorithm.learning_rate': 1e-3}"
+        raise ConfigError("train(settings)", settings, "is not a dictionary with text as keys", remedy)
     only_environment = data.keys() == {"env"}
     for key, value in settings.items():
         set_value(data, key, copy.deepcopy(value))
@@ -179,11 +184,16 @@ def _choose_progress(data: dict[str, Any], progress: bool | None) -> TextIO | No
 def _combine(callback: Any, stop: threading.Event) -> Callable[[dict[str, float]], bool]:
     """One callback of all of them, which also ends the training after a request to stop."""
     several = [] if callback is None else list(callback) if isinstance(callback, Sequence) else [callback]
+    for one in several:
+        if not callable(one):
+            remedy = "Give a function of one argument, the metrics of the update, or a list of such functions"
+            raise ConfigError("train(callback)", one, f"has type {type(one).__name__}, which cannot be called", remedy)
 
     def call_all(metrics: dict[str, float]) -> bool:
         # All of them, also after one has ended the training: each may keep the metrics.
         answers = [one(dict(metrics)) for one in several]
-        return not stop.is_set() and all(answer is not False for answer in answers)
+        # A comparison with a mean of numpy gives its own type; other results, such as those of write(), mean nothing.
+        return not (stop.is_set() or any(isinstance(answer, bool | np.bool_) and not answer for answer in answers))
 
     return call_all
 
@@ -191,7 +201,7 @@ def _combine(callback: Any, stop: threading.Event) -> Callable[[dict[str, float]
 def _find_weights(source: TrainedRun | str | os.PathLike[str]) -> Path:
     if isinstance(source, TrainedRun):
         return source.checkpoint
-    return find_checkpoint(os.fspath(source), Home.default().runs)
+    return load(source).checkpoint
 
 
 def _dump(data: Mapping[str, Any]) -> str:

@@ -13,6 +13,7 @@ import typer
 from palaestra.cli.terminal import JsonOption, format_bytes, format_columns, print_json
 from palaestra.errors import CheckpointError, ConfigError
 from palaestra.files.home import Home
+from palaestra.intervals import format_return
 
 if TYPE_CHECKING:
     from palaestra.runs.record import CheckpointRecord, RunRecord
@@ -219,7 +220,7 @@ def _record_row(record: CheckpointRecord) -> tuple[str, ...]:
         record.agent_id,
         record.env_id,
         record.step_text,
-        "" if mean is None else f"{mean:.1f}",
+        "" if mean is None else format_return(mean),
         format_bytes(record.size_bytes),
         saved,
         state,

@@ -15,6 +15,7 @@ from palaestra.cli.terminal import JsonOption, complete_config, format_columns, 
 from palaestra.errors import ConfigError
 from palaestra.extras import UI_AGENTS, require_extras
 from palaestra.files.home import Home
+from palaestra.intervals import format_return
 
 if TYPE_CHECKING:
     from palaestra.train import TrainingResult
@@ -288,7 +289,7 @@ def _print_result(result: TrainingResult, as_json: bool) -> None:
     if on_screens and final.get("success_rate") is not None:
         score = f", success rate of the last batch {100 * final['success_rate']:.0f} %"
     elif not on_screens and final.get("episode_return") is not None:
-        score = f", mean return of the last episodes {final['episode_return']:.1f}"
+        score = f", mean return of the last episodes {format_return(final['episode_return'])}"
     print(f"{'Stopped' if result.interrupted else 'Done'} after {result.steps:,} {unit}{score}.")
     print(f"Run {run.run_id} in {run.path}")
     if result.interrupted:

@@ -137,11 +137,15 @@ def base_env_id(env_id: str) -> str:
 
 
 def with_time_limit(config: EnvConfig) -> EnvConfig:
-    """The configuration, with `EPISODE_LIMIT` if neither it nor the registered environment has a time limit."""
-    if config.backend == "envpool":
+    """The configuration, with `EPISODE_LIMIT` if neither it nor the registered environment has a time limit.
+
+    A class or function that is not registered gets it in any case: an environment that ends its own episodes earlier
+    never reaches it.
+    """
+    if config.backend == "envpool" or config.id in COMPILED or config.max_episode_steps is not None:
         return config
-    spec = gymnasium.registry.get(config.id.partition(":")[2] or config.id)
-    if config.max_episode_steps is not None or spec is None or spec.max_episode_steps is not None:
+    spec = EnvFactory(config.id).find_spec()
+    if spec is not None and spec.max_episode_steps is not None:
         return config
     return config.model_copy(update={"max_episode_steps": EPISODE_LIMIT})
 

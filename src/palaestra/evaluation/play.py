@@ -16,7 +16,7 @@ from palaestra.env.spaces import allocate_row
 from palaestra.env.vector import EpisodeEnd, VectorEnv
 from palaestra.errors import ConfigError
 from palaestra.evaluation.statistics import wilson_interval
-from palaestra.intervals import confidence_interval
+from palaestra.intervals import confidence_interval, format_return
 from palaestra.policy.device import device_of, move_to
 from palaestra.policy.network import eval_mode
 
@@ -51,9 +51,10 @@ class Evaluation:
         return None if self.successes is None else float(np.mean(self.successes))
 
     def __repr__(self) -> str:
-        interval = "" if self.ci95 is None else f", 95 % interval {self.ci95[0]:.1f} to {self.ci95[1]:.1f}"
+        interval = "" if self.ci95 is None else ", 95 % interval {} to {}".format(*map(format_return, self.ci95))
         success = "" if self.success_rate is None else f", success rate {100 * self.success_rate:.0f} %"
-        return f"<Evaluation of {len(self.returns)} episodes: mean return {self.mean_return:.1f}{interval}{success}>"
+        mean = format_return(self.mean_return)
+        return f"<Evaluation of {len(self.returns)} episodes: mean return {mean}{interval}{success}>"
 
     def to_json(self) -> dict[str, Any]:
         """All numbers as plain JSON; success only if the environment reports it."""

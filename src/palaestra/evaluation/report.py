@@ -174,7 +174,7 @@ def _evaluation_parts(evaluation: ScreenEvaluation, viewer: Viewer | None, numbe
 def _summary(evaluation: ScreenEvaluation) -> str:
     overall, versions = evaluation.overall, evaluation.policy_versions
     lines = {
-        "Environment failures": f"{overall.environment_failed}, in no rate",
+        "Environment failures": f"{overall.environment_failed} (not part of the rate)",
         "Mean reward": f"{_number(overall.mean_return)} (standard deviation {_number(overall.std_return)})",
         "Mean steps": _number(overall.mean_length),
         "Policy version": " to ".join(str(version) for version in sorted(set(versions))) if versions else "none",
@@ -210,13 +210,21 @@ def _task_row(task: str, score: TaskScore) -> list[str]:
     return [escape(task), solved, _percent(rate), interval, bar, *means, *shares, str(score.environment_failed)]
 
 
+def _describe_difference(difference: float) -> str:
+    points = f"{abs(100 * difference):.1f}"
+    if points == "0.0":
+        return "A and B have <strong>the same</strong> success rate"
+    side = "above" if difference > 0 else "below"
+    return f"The success rate of A is <strong>{points} percentage points {side}</strong> that of B"
+
+
 def _comparison_parts(comparison: ScreenComparison) -> list[str]:
     overall = comparison.overall
     headline = "No episode of A has a partner in B."
     if overall.difference is not None:
         low, high = overall.ci95
         headline = (
-            f"A solves <strong>{_points(overall.difference)} points</strong> against B "
+            f"{_describe_difference(overall.difference)} "
             f"<span class=soft>(95 % interval {_points(low)} to {_points(high)}; p = {overall.p_value:.3g}; "
             f"{len(overall)} pairs)</span>"
         )

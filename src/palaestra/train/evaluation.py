@@ -108,24 +108,27 @@ def evaluate_checkpoint(
     episodes: int,
     seed: int | None,
     deterministic: bool = True,
+    env: Mapping[str, Any] | None = None,
     make: Callable[[EnvConfig], VectorEnv] = make_env,
     device: Device = "cpu",
     on_finished: Callable[[int], None] = lambda count: None,
 ) -> Evaluation:
     """Evaluate the policy of a checkpoint in its environment, which `make` creates.
 
-    `device` may differ from the device of the training. `on_finished` is called with the number of finished episodes.
+    `env` replaces keys of the section `env` of its configuration. `device` may differ from the device of the training.
+    `on_finished` is called with the number of finished episodes.
     """
     here = choose_device(device)
     checkpoint = load_checkpoint(path, kind="vector")
     config = config_from(checkpoint.about["config"])
-    env = make(evaluation_env(config, episodes))
+    config = config.model_copy(update={"env": config.env.model_copy(update=env)})
+    environments = make(evaluation_env(config, episodes))
     try:
-        policy = make_policy(config, env, here, pretrained=False)
+        policy = make_policy(config, environments, here, pretrained=False)
         load_weights(policy, checkpoint.policy)
         chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
         return evaluate(
-            policy, env, episodes=episodes, seed=chosen, deterministic=deterministic, on_finished=on_finished
+            policy, environments, episodes=episodes, seed=chosen, deterministic=deterministic, on_finished=on_finished
         )
     finally:
-        env.close()
+        environments.close()

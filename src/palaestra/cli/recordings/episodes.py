@@ -24,6 +24,7 @@ from palaestra.cli.terminal import (
 )
 from palaestra.errors import ConfigError
 from palaestra.files.home import Home
+from palaestra.intervals import format_return
 
 if TYPE_CHECKING:
     from palaestra.runs.play.episode import EpisodeReader, RecordedStep
@@ -168,7 +169,7 @@ def _format_record(record: EpisodeRecord) -> tuple[str, ...]:
         shorten(record.policy, _MAX_NAME),
         record.outcome,
         f"{record.steps:,}",
-        f"{record.episode_return:,.1f}",
+        format_return(record.episode_return),
         format_time(record.started),
         format_bytes(record.bytes) if record.bytes else "",
         "" if record.success is None else "success" if record.success else "no success",

@@ -16,6 +16,7 @@ from palaestra.cli.runs.request import ProgramCommand, build_spec, get_program, 
 from palaestra.cli.runs.sweeps import SweepOptions, build_sweep, parse_words, start_sweep
 from palaestra.cli.terminal import JsonOption, RunArgument, YesOption, complete_config, print_json, sanitize_line
 from palaestra.errors import ConsentRequired
+from palaestra.intervals import format_return
 
 if TYPE_CHECKING:
     from palaestra.runs.client.client import TrainerService
@@ -326,6 +327,6 @@ def _follow(service: TrainerService, run_id: str) -> RunRecord:
             log(event.text)
         elif isinstance(event, TrainingStep) and time.monotonic() - last_progress >= _PROGRESS_INTERVAL_S:
             last_progress = time.monotonic()
-            mean = f"   return {sum(returns) / len(returns):,.1f}" if returns else ""
+            mean = f"   return {format_return(sum(returns) / len(returns))}" if returns else ""
             log(f"step {event.env_step:,}{mean}")
     return service.run(run_id)

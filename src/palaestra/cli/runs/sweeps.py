@@ -220,7 +220,12 @@ def start_sweep(
         print(_format_progress(record) if options.follow else f"{record.sweep_id} {record.state}: {_format_size(spec)}")
     if not options.follow:
         print(localize_commands(f"Show it with: palaestra sweeps show {record.sweep_id}"), file=sys.stderr)
-    elif record.trials.get("succeeded", 0) != record.num_trials:
+    elif record.num_runs > 1:
+        judged = "" if record.metric == "episode/return" else f" --by {record.metric}"
+        judged += " --minimize" if record.direction == "minimize" else ""
+        command = f"palaestra runs compare --sweep {record.sweep_id}{judged}"
+        print(localize_commands(f"Compare with: {command}"), file=sys.stderr)
+    if options.follow and record.trials.get("succeeded", 0) != record.num_trials:
         raise typer.Exit(1)
 
 
@@ -260,7 +265,7 @@ def format_sweep(details: SweepDetails, max_trials: int | None) -> list[str]:
         ("metric", f"{sweep.metric} ({sweep.direction})"),
         ("seeds", ", ".join(map(str, sweep.seeds))),
         ("trials", _format_counts(sweep.trials, sweep.num_trials)),
-        ("runs", f"{sweep.num_runs} in total{_format_open(sweep)}"),
+        ("runs", "; ".join(filter(None, (f"{sweep.num_runs} in total", _format_phases(sweep))))),
         ("created", format_time(sweep.created)),
     ]
     lines = format_columns([field for field in fields if field[1]])
@@ -321,10 +326,17 @@ def short_keys(keys: Sequence[str]) -> dict[str, str]:
 
 
 def _format_progress(record: SweepRecord) -> str:
-    best = "" if record.best is None else f"; best {format_interval(record.best)} {_format_values(record.best)}"
     reason = f" ({record.reason})" if record.reason else ""
-    counts = _format_counts(record.trials, record.num_trials)
-    return sanitize_line(f"{record.sweep_id} {record.state}{reason}: {counts}{_format_open(record)}{best}".rstrip())
+    if record.num_trials == 1:
+        # Its only trial is running as long as the sweep is: count the runs.
+        label, states = "mean", _format_phases(record) or ", ".join(record.trials)
+        runs = f"{record.num_runs} run{'' if record.num_runs == 1 else 's'} of 1 configuration"
+        counts = f"{runs}: {states}" if states else runs
+    else:
+        label, phases = "best", _format_phases(record)
+        counts = _format_counts(record.trials, record.num_trials) + (f"; runs: {phases}" if phases else "")
+    best = "" if record.best is None else f"; {label} {format_interval(record.best)} {_format_values(record.best)}"
+    return sanitize_line(f"{record.sweep_id} {record.state}{reason}: {counts}{best}".rstrip())
 
 
 def _format_counts(counts: Mapping[str, int], total: int) -> str:
@@ -332,9 +344,9 @@ def _format_counts(counts: Mapping[str, int], total: int) -> str:
     return f"{total} trial{'' if total == 1 else 's'}" + (f": {parts}" if parts else "")
 
 
-def _format_open(record: SweepRecord) -> str:
-    phases = ", ".join(f"{count} {phase}" for phase, count in record.runs.items() if phase != "planned")
-    return f"; {phases}" if phases else ""
+def _format_phases(record: SweepRecord) -> str:
+    """The phases of the runs whose trial has not ended."""
+    return ", ".join(f"{count} {phase}" for phase, count in record.runs.items() if phase != "planned")
 
 
 def _count_ended(record: SweepRecord) -> int:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from palaestra.cli.terminal import Column, format_duration, format_table, sanitize_line, shorten
+from palaestra.intervals import format_return
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import LASTING_ALARMS, RunRecord
 from palaestra.runs.state.event_log import duration_s
@@ -41,7 +42,7 @@ def format_runs(records: Sequence[RunRecord]) -> list[str]:
             shorten(record.env_id, _MAX_NAME),
             str(record.phase),
             format_steps(record),
-            "" if record.episode_return is None else f"{record.episode_return:,.1f}",
+            "" if record.episode_return is None else format_return(record.episode_return),
             format_duration(duration_s(record.started, record.ended, now)) if record.started is not None else "",
             format_note(record),
         )

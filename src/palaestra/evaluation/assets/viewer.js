@@ -67,6 +67,7 @@
 
   function prepareList() {
     const rows = document.createDocumentFragment();
+    const severalTasks = episodes.some((episode) => episode.task !== episodes[0].task);
     episodes.forEach((episode, place) => {
       const [sign, words] = OUTCOMES[episode.outcome];
       episode.found = [episode.id, episode.label, episode.task, `seed ${episode.seed}`, episode.instruction, episode.reason,
@@ -76,7 +77,7 @@
         el("span", {text: episode.instruction || episode.task, title: episode.instruction}),
         el("span", {class: "number", text: number(episode.reward), title: "reward"}),
         el("span", {class: "about", title: episode.id,
-          text: [episode.label, episode.task, `seed ${episode.seed}`, plural(episode.steps, "step"),
+          text: [severalTasks && episode.task, `seed ${episode.seed}`, episode.label, plural(episode.steps, "step"),
             episode.versions[0] < 0 ? "" : `version ${versionsOf(episode.versions)}`].filter(Boolean).join(" · ")}));
       episode.item = el("li", null, episode.row);
       rows.append(episode.item);
@@ -371,11 +372,13 @@
   function head(place, full) {
     const episode = episodes[place], [sign, words] = OUTCOMES[episode.outcome];
     const params = pairs(full.params), verifier = pairs(full.detail);
+    // "step limit: the task's step limit" says it twice.
+    const why = episode.reason && !episode.reason.endsWith(words) ? `: ${episode.reason}` : "";
     return el("div", {class: "head"},
       backButton(),
       el("h2", {text: episode.instruction || episode.task}),
       el("p", {class: "sub", text: [episode.task, `seed ${episode.seed}`, params].filter(Boolean).join(" · ")}),
-      el("p", {class: `badge ${episode.outcome}`, text: `${sign} ${words}${episode.reason ? `: ${episode.reason}` : ""}`}),
+      el("p", {class: `badge ${episode.outcome}`, text: `${sign} ${words}${why}`}),
       siblingStrip(place, false),
       el("dl", {class: "facts"},
         episode.label ? fact("policy", episode.label) : null,

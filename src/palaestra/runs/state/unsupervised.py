@@ -54,6 +54,7 @@ def read_unsupervised(run: RunDirectory) -> RunRecord | None:
     if resolved is None or not attempts or run.spec.exists():
         return None
     newest = attempts[-1]
+    resolved = read_json(newest.resolved) or resolved  # a resume may have changed it
     trainer = find_journal_writer(newest)
     summary = summarize_journal(newest.journal)
     if trainer is not None:
