@@ -92,6 +92,8 @@ bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous
 	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/data_entry.yaml --model var/short-reader --demonstrations 16 \
 	  --warm-start 6 --updates 24 --episodes 60 --held-out 400000 --sampled
 	$(BIN)/python -m benchmarks.ui_forms --demonstrations 8 --warm-start 4 --updates 40 --episodes 60 --held-out 300000 --sampled
+	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/miniwob.yaml --demonstrations 0 --warm-start 0 --updates 48 \
+	  --episodes 60 --held-out 400000 --algorithms grpo,rejection_sampling --sampled
 	$(BIN)/python -m benchmarks.ui_async
 	[ -z "$(SMOLLM2)" ] || $(BIN)/python -m benchmarks.ui_smollm2 --model $(SMOLLM2)
 

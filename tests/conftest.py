@@ -14,6 +14,9 @@ def pytest_configure():
     interrupts a process of its own would then wait for ever.
     """
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    # Started with nohup.
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

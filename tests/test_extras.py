@@ -72,6 +72,13 @@ def test_a_submodule_belongs_to_the_extra_of_its_package():
     assert not is_installed("no_such_package.part")
 
 
+def test_a_directory_without_code_is_no_installed_package(tmp_path, monkeypatch):
+    (tmp_path / "no_such_package" / "latest-run").mkdir(parents=True)  # as W&B writes `wandb` beside a script
+    monkeypatch.syspath_prepend(tmp_path)
+    assert importlib.util.find_spec("no_such_package") is not None
+    assert not is_installed("no_such_package")
+
+
 @pytest.mark.parametrize(("words", "extras"), [
     (["demo"], "ui,vlm"),
     (["runs", "start", "cartpole"], "serve"),

@@ -51,9 +51,11 @@ EXTRAS: Mapping[str, Extra] = {
 def is_installed(module: str) -> bool:
     """Whether a module can be found; imports nothing."""
     try:
-        return importlib.util.find_spec(module) is not None
+        spec = importlib.util.find_spec(module)
     except (ImportError, ValueError):  # a broken parent package, or a module without a spec
         return False
+    # A directory without code, such as the `wandb` that W&B writes into the current directory, has no origin.
+    return spec is not None and spec.origin is not None
 
 
 def missing_modules(extra: str) -> list[str]:

@@ -204,7 +204,7 @@ def test_a_machine_that_is_full_is_one_message_and_exit_code_1(palaestra, config
     def fail(*_, **__):
         raise broken
 
-    monkeypatch.setattr("palaestra.train.train", fail)
+    monkeypatch.setattr("palaestra.train.vector.train", fail)
     result = palaestra("train", config)
     assert result.code == 1
     assert reason in result.err

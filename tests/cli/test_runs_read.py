@@ -136,6 +136,13 @@ def test_a_removed_run_directory_is_reported_and_not_created_again(runs, home, s
     assert not home.run(run_id).path.exists()
 
 
+def test_a_request_with_damaged_content_is_shown_without_it(runs, home, started):
+    run_id = started("steps=1")
+    home.run(run_id).spec.write_text('{"config": ["steps"]}')
+    shown = runs("show", run_id)
+    assert (shown.code, shown.out.splitlines()[0].split()) == (0, ["run", run_id])
+
+
 def test_archiving_or_deleting_a_running_run_is_refused_with_the_command_that_stops_it(runs, started):
     run_id = started("steps=1", "then=hang", wait=False)
     for words in (["archive", run_id], ["delete", run_id, "--yes"]):

@@ -18,3 +18,9 @@ def test_a_module_is_found_in_the_current_directory_after_all_installed_packages
     with pytest.raises(ModuleNotFoundError, match="no_such_module"):
         import_own_module("no_such_module")
     del sys.modules["my_own_module"]
+
+
+@pytest.mark.parametrize("name", ["", ".", ".relative", "..relative.part"])
+def test_a_name_that_is_no_full_module_name_is_an_import_error(name):
+    with pytest.raises(ModuleNotFoundError, match="is not the full name of a module"):
+        import_own_module(name)

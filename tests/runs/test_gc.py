@@ -82,6 +82,19 @@ def test_a_favorite_keeps_everything_and_is_archived_only_by_hand(home):
     assert [(action.run_id, action.action) for action in second] == [(other, "delete")]  # and not the favorite
 
 
+def test_a_run_that_becomes_a_favorite_while_the_policy_is_applied_is_kept(home):
+    async def body():
+        async with run_supervisor(home, retention={"archive_after_days": 0}) as supervisor:
+            run_id = await _ended(supervisor)
+            (action,) = await supervisor.gc()
+            await supervisor.edit(run_id, {"favorite": True})
+            return await supervisor._apply_retention(action), supervisor.get_run(run_id)
+
+    action, record = asyncio.run(body())
+    assert action.failed == f"{record.run_id} has been marked as a favorite"
+    assert not record.archived
+
+
 def test_a_run_that_cannot_be_packed_keeps_no_other_from_it(home):
     async def body():
         async with run_supervisor(home, retention={"archive_after_days": 0}) as supervisor:

@@ -57,6 +57,9 @@ def test_it_is_off_by_default_and_a_time_in_the_future_or_a_damaged_report_is_du
     for text in ('{"last": 99999.0, "actions": []}', '{"last": "x"}', "torn", "[]"):
         (home.service / "retention.json").write_text(text)
         assert on.read_report().next == 1000.0
+    for actions, size in (([1], 0), ([{}], 0), ([], "x"), ([], None)):
+        (home.service / "retention.json").write_text(json.dumps({"last": 400.0, "actions": actions, "bytes": size}))
+        assert (on.read_report().next, on.read_report().actions) == (4000.0, ())
     assert calls == []
 
 
@@ -108,8 +111,10 @@ def test_a_failure_of_the_policy_is_logged_and_does_not_end_the_schedule(home, m
         schedule.start()
         await wait_until(lambda: len(calls) == 2, "a second try")
         await schedule.close()
+        return schedule.read_report()
 
-    asyncio.run(body())
+    report = asyncio.run(body())
+    assert (report.error, report.num_actions) == ("the disk is gone", 0)
     assert "the disk is gone" in caplog.text
 
 

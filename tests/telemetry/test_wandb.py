@@ -153,6 +153,15 @@ def test_without_the_package_the_remedy_is_a_pip_command(tmp_path, monkeypatch):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_directory_that_wandb_writes_is_not_taken_for_the_package(tmp_path, monkeypatch):
+    (tmp_path / "wandb" / "latest-run").mkdir(parents=True)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
+    with pytest.raises(ConfigError, match=r"needs the wandb package .*pip install 'palaestra\[wandb\]'"):
+        require_wandb("offline")
+    del sys.modules["wandb"]
+
+
 def test_the_installed_package_is_the_one_used(tmp_path, monkeypatch):
     wandb = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", wandb)

@@ -145,7 +145,7 @@ def test_a_failure_of_one_process_ends_both_with_one_message_and_a_checkpoint(tm
     lines = [line for line in err.splitlines() if "the cable was pulled" in line]
     assert len(lines) == 1, err[-3000:]
     assert "process 1 of 2 (numbered from 0) failed" in lines[0]
-    assert "Resume with: palaestra train --resume" in lines[0]
+    assert re.search(r"Resume with: \S*python -m palaestra train --resume", lines[0]), lines[0]
     # The third rollout failed, of 32 steps each.
     assert run.latest_checkpoint().name == "update_00000002"
 

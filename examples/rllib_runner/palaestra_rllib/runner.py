@@ -26,7 +26,14 @@ from palaestra.runs.wire import JsonObject
 ALGORITHMS = {"ppo": "PPO", "appo": "APPO", "impala": "IMPALA", "dqn": "DQN", "sac": "SAC"}
 """Names in RLlib, by the value of `--script`."""
 _PROGRAM = Path(__file__).with_name("program.py")
-_NEEDED = {"ray": "ray[rllib]", "torch": "torch", "gymnasium": "gymnasium"}
+# Ray alone has the module `ray.rllib`, and cannot import it without what its extra installs.
+_NEEDED = {
+    "ray": "ray[rllib]",
+    "dm-tree": "ray[rllib]",
+    "pyarrow": "ray[rllib]",
+    "torch": "torch",
+    "gymnasium": "gymnasium",
+}
 
 
 class RllibConfig(Section):

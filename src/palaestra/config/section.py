@@ -80,6 +80,8 @@ def import_own_module(name: str) -> ModuleType:
     when the module is not found otherwise, so that a file there never replaces an installed package; processes that are
     started later find the module as well.
     """
+    if not name or name.startswith("."):  # `import_module` raises ValueError and TypeError for these
+        raise ModuleNotFoundError(f"{name!r} is not the full name of a module", name=name)
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -27,6 +27,8 @@ def require_wandb(mode: Mode, environ: Mapping[str, str] | None = None) -> Any:
     """Import wandb; `ConfigError` if it is not installed, or online without credentials."""
     try:
         module = importlib.import_module("wandb")
+        if not hasattr(module, "init"):  # the directory that W&B writes beside a script, as a package without code
+            raise ImportError("No module named 'wandb'")
     except ImportError as error:
         raise ConfigError(
             "telemetry.wandb",

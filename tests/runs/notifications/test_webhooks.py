@@ -8,11 +8,13 @@ import json
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tests.runs.serving import service_thread
 from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
+from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.runs import TrainerService
 from palaestra.runs.config import ServiceConfig
@@ -196,6 +198,39 @@ def test_an_unreachable_receiver_and_one_that_never_answers_disturb_no_run(home)
     assert "token-" not in log
 
 
+def test_a_test_of_a_silent_receiver_leaves_the_threads_of_the_service_free(home):
+    async def body(url):
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        webhooks = Webhooks(home, [WebhookConfig(url=url, timeout_s=0.5)], lambda _: None)
+        tests = asyncio.create_task(webhooks.test())
+        await asyncio.sleep(0)
+        await asyncio.to_thread(int)
+        assert not tests.done()
+        return await tests
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        (result,) = asyncio.run(body(f"http://127.0.0.1:{silent.getsockname()[1]}"))
+    assert (result.ok, result.text) == (False, "timed out")
+
+
+def test_an_answer_without_an_end_is_an_answer(home):
+    def answer(server):
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            while connection.recv(1 << 16):  # until the other side closes
+                pass
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=answer, args=(server,))
+        thread.start()
+        config = WebhookConfig(url=f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=DEADLINE_S)
+        (result,) = asyncio.run(Webhooks(home, [config], lambda _: None).test())
+        thread.join(DEADLINE_S)
+    assert (result.ok, result.text) == (True, "answered 200")
+    assert result.seconds < DEADLINE_S / 2
+
+
 def test_a_run_that_ended_without_a_service_is_notified_by_the_next_one(home):
     gate = home.base / "go"
     with service_thread(home):
@@ -235,6 +270,18 @@ def test_an_address_that_is_none_is_refused(url):
         ServiceConfig(webhooks=[{"url": url}])
 
 
+@pytest.mark.parametrize(("url", "reason"), [
+    ("http://host:99999/x", "Port out of range"),
+    ("http://host:port/x", "Port could not be cast"),
+    ("http://me:planted@host/x", "has a user name or password, which is not sent"),
+    ("http://host\\@other/x", "has characters that an address must quote"),
+])  # fmt: skip
+def test_an_address_that_could_not_be_shown_or_sent_to_is_refused(url, reason):
+    with pytest.raises(ConfigError, match=reason) as error:
+        parse_section(ServiceConfig, {"webhooks": [{"url": url}]})
+    assert "planted" not in str(error.value)
+
+
 def test_a_secret_that_is_missing_or_empty_is_refused_at_the_start(home):
     home.path.mkdir(parents=True)
     config = WebhookConfig(url="http://127.0.0.1:1/", secret_file="none")
@@ -243,3 +290,6 @@ def test_a_secret_that_is_missing_or_empty_is_refused_at_the_start(home):
     (home.path / "none").write_text("\n")
     with pytest.raises(ConfigError, match="is empty"):
         Webhooks(home, [config], lambda _: None)
+    for path, reason in (("~no-such-user/x", "home directory"), ("a\0b", "null byte")):
+        with pytest.raises(ConfigError, match=rf"cannot be read \(.*{reason}"):
+            Webhooks(home, [WebhookConfig(url="http://127.0.0.1:1/", secret_file=path)], lambda _: None)

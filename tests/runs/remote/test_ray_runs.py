@@ -21,7 +21,7 @@ from tests.runs.supervisors import (
     wait_for_phase,
 )
 
-from palaestra.errors import LaunchRefused
+from palaestra.errors import HostUnreachable, LaunchRefused
 from palaestra.files.atomic import read_json
 from palaestra.processes.procfs import ProcessIdentity, list_descendants
 from palaestra.runs.phase import Phase
@@ -171,7 +171,7 @@ class _OtherVersion(http.server.BaseHTTPRequestHandler):
 def _refusal(home, tmp_path, address):
     async def body():
         async with run_supervisor(home, hosts=_hosts(address, tmp_path)) as supervisor:
-            with pytest.raises(LaunchRefused) as refused:
+            with pytest.raises((LaunchRefused, HostUnreachable)) as refused:
                 await supervisor.submit(_job(home, steps=1))
             assert not list(home.runs.iterdir())
             return str(refused.value)

@@ -83,28 +83,43 @@ def test_an_edit_before_the_versions_are_known_is_kept(home, tmp_path, monkeypat
     assert (record.name, record.tags, record.phase) == ("baseline", ("a",), "succeeded")
 
 
-def test_versions_that_arrive_after_a_run_was_deleted_do_not_bring_it_back(home, tmp_path, monkeypatch):
-    go, written = threading.Event(), threading.Event()
-    record_source = source_recorder.record_source
-
-    def wait_and_record(*arguments):
-        record = record_source(*arguments)
-        written.set()
-        return go.wait(30) and record
-
-    monkeypatch.setattr(source_recorder, "record_source", wait_and_record)
-
+def test_versions_that_arrive_after_a_run_was_deleted_do_not_bring_it_back(home):
     async def body():
         async with run_supervisor(home) as supervisor:
             run_id = (await supervisor.submit(echo(steps=3))).run_id
             await wait_for_end(supervisor, run_id)
-            await wait_until(written.is_set, "the record")
             await supervisor.delete(run_id)
-            go.set()
             await supervisor._write_versions(run_id, {"code_version": "late"})
             return supervisor._registry.get(run_id)
 
     assert asyncio.run(body()) is None
+
+
+def test_a_run_is_archived_with_the_record_that_was_being_written(home, tmp_path, monkeypatch):
+    writing, go = threading.Event(), threading.Event()
+    collect = source_recorder.collect_code
+
+    def collect_slowly(*arguments, **options):
+        writing.set()
+        go.wait(30)
+        return collect(*arguments, **options)
+
+    monkeypatch.setattr(source_recorder, "collect_code", collect_slowly)
+    root = make_repository(tmp_path / "project", train__py="x = 1\n")
+
+    async def body():
+        async with run_supervisor(home) as supervisor:
+            run_id = (await supervisor.submit(echo(steps=3, invoked_from=root))).run_id
+            await wait_for_end(supervisor, run_id)
+            await wait_until(writing.is_set, "the recorder")
+            archiving = asyncio.create_task(supervisor.archive(run_id))
+            await asyncio.sleep(0)
+            go.set()
+            await archiving
+            return await supervisor.restore(run_id)
+
+    record = asyncio.run(body())
+    assert read_source(home.run(record.run_id).attempt(1)).code.commit == git(root, "rev-parse", "HEAD")
 
 
 def test_a_recorder_that_fails_does_not_disturb_the_run(home, tmp_path, monkeypatch, caplog):

@@ -164,14 +164,17 @@ def test_a_failed_seed_makes_its_trial_fail_and_not_look_better(home):
     assert details.sweep.best.parameters == {"then": "exit:0"}
 
 
-def test_a_metric_that_no_run_reports_is_named(home):
+def test_a_metric_that_no_run_reports_is_named_and_the_trial_has_no_value(home):
     async def body():
         async with run_both(home) as (_, controller):
             record = await controller.create(sweep(seeds=(1,), steps=1, metric="reward"))
             return await wait_for(controller, record.sweep_id)
 
-    (trial,) = asyncio.run(body()).trials
-    assert (trial.state, trial.reason) == ("failed", f"{trial.run_ids[0]} has no values of reward")
+    details = asyncio.run(body())
+    (trial,) = details.trials
+    assert (trial.state, trial.value) == ("succeeded", None)
+    assert trial.reason == f"{trial.run_ids[0]} has no values of reward"
+    assert details.sweep.best is None
 
 
 def test_a_stopped_sweep_continues_where_its_runs_were(home):

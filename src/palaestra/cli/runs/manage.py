@@ -20,6 +20,7 @@ from palaestra.cli.terminal import (
     format_columns,
     format_time,
     print_json,
+    sanitize_line,
 )
 from palaestra.errors import ConfigError
 
@@ -220,7 +221,8 @@ def warn_of_changed_settings(service: TrainerService) -> None:
 def _print_report(report: RetentionReport) -> None:
     if report.last is not None:
         counts = f"{report.num_actions} actions, {report.num_failed} failed, {format_bytes(report.bytes)}"
-        print(f"Last applied automatically: {format_time(report.last)} ({counts}).")
+        outcome = sanitize_line(f"failed: {report.error}") if report.error else counts
+        print(f"Last applied automatically: {format_time(report.last)} ({outcome}).")
         rows = [(action.action, action.run_id, action.failed or action.why) for action in report.actions]
         print("\n".join(f"  {line}" for line in format_columns(rows)) + "\n" if rows else "", end="")
     if report.every_h is not None:

@@ -234,7 +234,8 @@ def _format_configuration(reader: RunReader, record: RunRecord) -> list[str]:
     """What the user gave; for a run without a request, all values."""
     run = reader.home.run(record.run_id)
     every_value = read_configuration(run, run.attempt(max(1, record.attempt)))
-    given = flatten(reader.document(record.run_id, "spec").get("config") or {})
+    config = reader.document(record.run_id, "spec").get("config")
+    given = flatten(config) if isinstance(config, Mapping) else {}  # the file may be damaged
     values = redact_secrets(given or every_value)
     rows = [
         (f"  {shorten(key, _MAX_NAME)}", shorten(_format_value(value), _MAX_NAME))

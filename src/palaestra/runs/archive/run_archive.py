@@ -107,7 +107,9 @@ class RunArchive:
         return [*actions, *self._plan_purge()]
 
     def apply(self, action: RetentionAction, record: RunRecord) -> None:
-        """Execute an action on a run; see `purge` for the trash."""
+        """Execute an action on a run; see `purge` for the trash. Refuses a favorite, which it was not when planned."""
+        if record.favorite:
+            raise IllegalTransition(f"{record.run_id} has been marked as a favorite")
         run = self._home.run(record.run_id)
         if action.action == "archive":
             self.archive(record)

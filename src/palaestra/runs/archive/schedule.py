@@ -44,6 +44,8 @@ class RetentionReport:
     """Size of what was archived or removed."""
     actions: tuple[RetentionAction, ...] = ()
     """The first 200 actions of the last time."""
+    error: str = ""
+    """Why the policy could not be applied the last time; empty if it was."""
 
 
 class RetentionSchedule:
@@ -75,12 +77,18 @@ class RetentionSchedule:
 
     def read_report(self) -> RetentionReport:
         """The report of the last time, and when the next one is due."""
-        document = self._read()
+        try:
+            return self._build_report(self._read())
+        except (AttributeError, TypeError, ValueError):  # the file is damaged, or of another version
+            return self._build_report({})
+
+    def _build_report(self, document: JsonObject) -> RetentionReport:
         last = document.get("last")
         due = None if self._every_h is None else self._find_due(self._every_h * 3600)
         actions = tuple(from_json(RetentionAction, row) for row in document.get("actions", ()))
         counts = {name: int(document.get(name, 0)) for name in ("num_actions", "num_failed", "bytes")}
-        return RetentionReport(every_h=self._every_h, last=last, next=due, actions=actions, **counts)
+        error = str(document.get("error", ""))
+        return RetentionReport(every_h=self._every_h, last=last, next=due, actions=actions, error=error, **counts)
 
     async def _run(self, every_s: float) -> None:
         while True:
@@ -91,10 +99,10 @@ class RetentionSchedule:
             self.is_busy = True
             try:
                 self._record(await self._apply())
-            except Exception:  # noqa: BLE001 - a failure must not end the service; the next time tries again
+            except Exception as error:  # noqa: BLE001 - a failure must not end the service; the next time tries again
                 _log.exception("the retention policy could not be applied")
                 with contextlib.suppress(OSError):
-                    self._record([])
+                    self._write([], error=str(error) or type(error).__name__)
                 await asyncio.sleep(min(every_s, _MAX_SLEEP_S))
             finally:
                 self.is_busy = False
@@ -106,13 +114,23 @@ class RetentionSchedule:
 
     def _record(self, actions: list[RetentionAction]) -> None:
         failed = [action for action in actions if action.failed]
-        size = sum(action.bytes for action in actions if not action.failed)
         for action in actions:
             outcome = f"failed: {action.failed}" if action.failed else f"{action.bytes} bytes"
             _log.info("retention: %s %s (%s): %s", action.action, action.run_id, action.why, outcome)
         _log.info("retention: applied %d of %d actions", len(actions) - len(failed), len(actions))
-        report = {"schema": 1, "last": self._clock(), "num_actions": len(actions), "num_failed": len(failed)}
-        write_json(self._path, {**report, "bytes": size, "actions": to_json(actions[:_MAX_REPORTED])}, durable=False)
+        self._write(actions)
+
+    def _write(self, actions: list[RetentionAction], error: str = "") -> None:
+        report = {
+            "schema": 1,
+            "last": self._clock(),
+            "num_actions": len(actions),
+            "num_failed": sum(1 for action in actions if action.failed),
+            "bytes": sum(action.bytes for action in actions if not action.failed),
+            "actions": to_json(actions[:_MAX_REPORTED]),
+            "error": error,
+        }
+        write_json(self._path, report, durable=False)
 
     def _read(self) -> JsonObject:
         document = read_json(self._path) or {}

@@ -57,8 +57,12 @@ class WebhookConfig(Section):
         parts = urllib.parse.urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("is not an http or https address")
-        if not value.isascii() or not value.isprintable() or " " in value:
+        if not value.isascii() or not value.isprintable() or any(character in value for character in ' \\"<>'):
             raise ValueError("has characters that an address must quote")
+        if "@" in parts.netloc:
+            # It would be taken as a part of the host, and reported with it.
+            raise ValueError("has a user name or password, which is not sent: use secret_file to sign notifications")
+        _ = parts.port  # `ValueError` if it is not a number, or too large
         return value
 
     @property

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
@@ -38,7 +39,6 @@ _MAX_WAIT_S = 60.0
 _CLOSE_S = 1.0
 _REPEATED_ALARM_S = 600.0
 """An alarm that comes and goes is sent once in this time."""
-_MAX_RESPONSE_BYTES = 1 << 16
 _BUSY = frozenset({408, 425, 429})
 """Answers after which a later try may succeed, besides those of 500 and more."""
 
@@ -106,8 +106,9 @@ class Webhooks:
             await asyncio.gather(self._task, return_exceptions=True)
         for receiver in self._receivers:
             receiver.request_stop()
+        end = time.monotonic() + _CLOSE_S
         for receiver in self._receivers:
-            await asyncio.to_thread(receiver.join)
+            await asyncio.to_thread(receiver.join, end - time.monotonic())
 
     @property
     def is_busy(self) -> bool:
@@ -121,8 +122,14 @@ class Webhooks:
     async def test(self) -> list[WebhookTest]:
         """Send a test notification to every webhook, whatever its kinds, with one try each."""
         notification = build_test_notification(f"test:{secrets.token_hex(8)}", self._clock())
-        tries = (asyncio.to_thread(receiver.test, notification) for receiver in self._receivers)
-        return await asyncio.gather(*tries)
+        # Threads of its own: receivers that do not answer would occupy those that the supervisor needs.
+        threads = ThreadPoolExecutor(max(1, len(self._receivers)), "palaestra-webhook-test")
+        loop = asyncio.get_running_loop()
+        try:
+            tries = (loop.run_in_executor(threads, receiver.test, notification) for receiver in self._receivers)
+            return await asyncio.gather(*tries)
+        finally:
+            threads.shutdown(wait=False)
 
     async def _follow(self, events: AsyncIterator[tuple[str, RunEvent]]) -> None:
         async for run_id, event in events:
@@ -182,10 +189,10 @@ class _Receiver:
         if self._thread is not None and not self._queue.full():
             self._queue.put_nowait(None)
 
-    def join(self) -> None:
+    def join(self, timeout_s: float) -> None:
         """Wait for the thread for a short time."""
         if self._thread is not None:
-            self._thread.join(_CLOSE_S)
+            self._thread.join(max(0.0, timeout_s))
         pending = self.status().pending
         if pending:
             _log.warning("%s: %d notifications were not delivered: the service ends", self.config.shown_url, pending)
@@ -241,8 +248,8 @@ class _Receiver:
         headers = {"User-Agent": f"palaestra/{__version__}", **notification.headers(self._secret)}
         request = urllib.request.Request(self.config.url, notification.body, headers, method="POST")
         try:
+            # The body is not read: it says nothing more, and a receiver may send it slowly and without an end.
             with _open_url(request, timeout=self.config.timeout_s) as response:
-                response.read(_MAX_RESPONSE_BYTES)
                 return _Answer(True, f"answered {response.status}")
         except urllib.error.HTTPError as error:
             with error:
@@ -276,11 +283,13 @@ _open_url = urllib.request.build_opener(_NoRedirect).open
 def _read_secret(home: Home, config: WebhookConfig) -> bytes | None:
     if config.secret_file is None:
         return None
-    path = home.path / config.secret_file.expanduser()
+    path = config.secret_file
     try:
+        path = home.path / path.expanduser()
         secret = path.read_bytes().strip()
-    except OSError as error:
-        reason, remedy = f"cannot be read ({error.strerror})", "Create it, for example with: openssl rand -hex 32"
+    except (OSError, ValueError, RuntimeError) as error:  # a null byte; the home directory of an unknown user
+        reason = f"cannot be read ({getattr(error, 'strerror', None) or error})"
+        remedy = "Create it, for example with: openssl rand -hex 32"
         raise ConfigError("webhooks.secret_file", str(path), reason, remedy) from None
     if not secret:
         raise ConfigError("webhooks.secret_file", str(path), "is empty", "Write the secret into it")

@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict
 from pathlib import Path
@@ -33,6 +34,7 @@ from palaestra.runs.wire import JsonObject
 
 _NICENESS = 10
 _CLOSE_S = 5.0
+_WAIT_S, _POLL_S = 10.0, 0.05
 _OWN_CODE = Path(palaestra.__file__).parent
 _log = logging.getLogger(__name__)
 
@@ -62,6 +64,7 @@ class SourceRecorder:
         """`write` changes columns of the row of a run, in the event loop that asked for the record."""
         self._write = write
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._unfinished: set[str] = set()
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -72,7 +75,14 @@ class SourceRecorder:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="palaestra-source", daemon=True)
             self._thread.start()
+        self._unfinished.add(run_id)
         self._requests.put(_Request(run_id, attempt, spec, asyncio.get_running_loop()))
+
+    async def wait(self, run_id: str) -> None:
+        """Wait for the record of a run, for some seconds, so that no file appears while the directory is packed."""
+        deadline = time.monotonic() + _WAIT_S
+        while run_id in self._unfinished and time.monotonic() < deadline:
+            await asyncio.sleep(_POLL_S)
 
     def close(self) -> None:
         """Stop after the current step. What is not recorded is recorded by the next service."""
@@ -99,6 +109,8 @@ class SourceRecorder:
                 return  # the loop is closed
             except Exception:  # noqa: BLE001 - a record is never worth a run
                 _log.warning("%s: its code could not be recorded", request.run_id, exc_info=True)
+            finally:
+                self._unfinished.discard(request.run_id)
 
 
 def record_source(attempt: Attempt, spec: RunSpec, closing: threading.Event | None = None) -> SourceRecord | None:

@@ -470,6 +470,8 @@ class Supervisor:
                 text = f"{run_id} is {record.phase}: only a run that has ended can be archived or deleted"
                 raise IllegalTransition(f"{text}. Stop it with: palaestra runs stop {run_id}")
             await asyncio.to_thread(check_no_trainer, self._home.run(run_id))
+            if self._context is not None:
+                await self._context.source_recorder.wait(run_id)
             return await asyncio.to_thread(change, record)
 
     async def _wait_finished(self, run_id: str) -> None:

@@ -281,12 +281,13 @@ class SweepController:
                     values[seed] = value
         if trial.pruned_at is not None:
             return "pruned", values, ""
-        if len(values) == len(statuses):
-            return "succeeded", values, ""
+        if set(statuses) == {"succeeded"}:
+            # Without a value it cannot be ranked, but its runs did what they were asked to do.
+            return "succeeded", values, missing
         if "planned" in statuses or "stopped" in statuses:
             return "stopped", values, ""
         ends = [status for status in statuses if status != "succeeded"]
-        return "failed", values, missing or f"{len(ends)} of {len(statuses)} runs {', '.join(sorted(set(ends)))}"
+        return "failed", values, f"{len(ends)} of {len(statuses)} runs {', '.join(sorted(set(ends)))}"
 
     async def _compare_trial(self, sweep: _ActiveSweep, study: OptunaStudy, trial: Trial) -> None:
         """Report the mean over the seeds at each step that all runs have reached; record when it is to be stopped."""

@@ -38,7 +38,7 @@ class TrialRecord:
     pruned_at: int | None = None
     """Step at which it was stopped early."""
     reason: str = ""
-    """Why it failed, or why a run was refused."""
+    """Why it failed or has no value, or why a run was refused."""
 
 
 @dataclass(frozen=True, kw_only=True)

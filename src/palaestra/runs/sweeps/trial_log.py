@@ -63,7 +63,7 @@ class Trial:
     pruned_at: int | None = None
     """Step at which it was stopped early."""
     reason: str = ""
-    """Why it failed."""
+    """Why it failed, or has no value."""
 
     @property
     def has_ended(self) -> bool:
@@ -144,8 +144,9 @@ class SweepLog:
     def record_end(
         self, trial: Trial, state: TrialState, values: Mapping[int | None, float], reason: str, now: float
     ) -> None:
-        """Record the outcome of a trial. Its value is the mean over the seeds, if all of its runs have succeeded."""
-        mean = math.fsum(values.values()) / len(values) if state == "succeeded" else None
+        """Record the outcome of a trial. Its value is the mean over the seeds, if all of its runs have one."""
+        is_complete = state == "succeeded" and len(values) == len(trial.runs)
+        mean = math.fsum(values.values()) / len(values) if is_complete else None
         self._append(
             "ended",
             now,

@@ -5,7 +5,6 @@ Reads directories and output. Never imports `wandb` and never connects to the ne
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shlex
 from collections.abc import Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from palaestra.extras import install_command, is_installed
 from palaestra.files.run_directory import RunDirectory
 from palaestra.runs.wire import API_SCHEMA
 
@@ -45,8 +45,8 @@ def read_tracking(run: RunDirectory, url: str = "") -> Tracking:
     pending = tuple(str(path) for path in offline if not list(path.glob("*.wandb.synced")))
     url = url or _last_url([attempt.stdout for attempt in attempts])
     if pending:
-        is_missing = importlib.util.find_spec("wandb") is None
-        remedy = "pip install 'palaestra[wandb]', then wandb login" if is_missing else "wandb login, once"
+        is_missing = not is_installed("wandb")
+        remedy = f"{install_command('wandb')}, then wandb login" if is_missing else "wandb login, once"
         return Tracking("offline", url, shlex.join(["wandb", "sync", *pending]), pending, remedy)
     if offline:
         return Tracking("uploaded", url)

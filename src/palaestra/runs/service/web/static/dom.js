@@ -59,7 +59,7 @@ export function formatValue(value) {
 }
 
 // Ids of a sweep differ at their end, which a table would cut off.
-export function shortenMiddle(text, length = 40) {
+export function shortenMiddle(text, length = 36) {
   if (text.length <= length) return text;
   const head = Math.ceil((length - 1) / 2);
   return `${text.slice(0, head)}…${text.slice(head + 1 - length)}`;
