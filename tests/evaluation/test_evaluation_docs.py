@@ -20,7 +20,7 @@ def test_the_comparison_of_the_page_compares(tmp_path, monkeypatch, capsys):
     (code,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(code, {})
     assert capsys.readouterr().out.startswith("1.0 (")
-    assert "+100.0 points" in (tmp_path / "report.html").read_text()
+    assert "100.0 percentage points above" in (tmp_path / "report.html").read_text()
 
 
 def test_ten_of_ten_is_72_to_100_percent_as_the_page_says():
