@@ -62,7 +62,7 @@ class PhaseEvent(StrEnum):
     LOST = "lost"
 
 
-_END_EVENTS = (
+END_EVENTS = (
     PhaseEvent.SUCCEEDED,
     PhaseEvent.FAILED,
     PhaseEvent.STOPPED,
@@ -70,6 +70,7 @@ _END_EVENTS = (
     PhaseEvent.STALLED,
     PhaseEvent.LOST,
 )
+"""Events that end a run after its launch."""
 
 _NEXT: dict[tuple[Phase, PhaseEvent], Phase] = {
     (Phase.QUEUED, PhaseEvent.LAUNCHED): Phase.STARTING,
@@ -82,7 +83,7 @@ _NEXT: dict[tuple[Phase, PhaseEvent], Phase] = {
     # A repeated stop request can only shorten the grace period.
     (Phase.STOPPING, PhaseEvent.STOP_ASKED): Phase.STOPPING,
     (Phase.STOPPING, PhaseEvent.FIRST_SIGN): Phase.STOPPING,
-    **{(phase, end): Phase(end) for phase in Phase if phase.has_process for end in _END_EVENTS},
+    **{(phase, end): Phase(end) for phase in Phase if phase.has_process for end in END_EVENTS},
     **{(phase, PhaseEvent.RESUMED): Phase.QUEUED for phase in Phase if phase.has_ended},
 }
 

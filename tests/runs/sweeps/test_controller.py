@@ -300,9 +300,8 @@ class _Killed(BaseException):
     """Ends the task of the controller, as a kill ends its process."""
 
 
-@pytest.mark.parametrize("moment", ["before", "after"])
-@pytest.mark.parametrize("write", ["add_trial", "record_submitted", "record_end", "record_finish"])
-def test_a_sweep_that_is_interrupted_at_any_write_has_every_run_once(home, monkeypatch, write, moment):
+def kill_at(write, moment):
+    """A method in place of `SweepLog.<write>` that is killed before or after it has written."""
     original = getattr(SweepLog, write)
 
     def interrupt(self, *arguments, **fields):
@@ -310,10 +309,16 @@ def test_a_sweep_that_is_interrupted_at_any_write_has_every_run_once(home, monke
             original(self, *arguments, **fields)
         raise _Killed
 
+    return interrupt
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+@pytest.mark.parametrize("write", ["add_trial", "record_submitted", "record_end", "record_finish"])
+def test_a_sweep_that_is_interrupted_at_any_write_has_every_run_once(home, monkeypatch, write, moment):
     async def body():
         async with run_supervisor(home) as supervisor:
             with monkeypatch.context() as patch:
-                patch.setattr(SweepLog, write, interrupt)
+                patch.setattr(SweepLog, write, kill_at(write, moment))
                 async with run_controller(home, supervisor) as controller:
                     record = await controller.create(sweep({"steps": [10, 20]}, max_unfinished=1))
                     await wait_until(lambda: any(task.done() for task in controller._tasks), "the interruption")
@@ -329,13 +334,6 @@ def test_a_sweep_that_is_interrupted_at_any_write_has_every_run_once(home, monke
 @pytest.mark.parametrize("moment", ["before", "after"])
 @pytest.mark.parametrize("write", ["record_resume", "record_reopened"])
 def test_a_resume_that_is_interrupted_at_any_write_continues_every_run_once(home, monkeypatch, write, moment):
-    original = getattr(SweepLog, write)
-
-    def interrupt(self, *arguments, **fields):
-        if moment == "after":
-            original(self, *arguments, **fields)
-        raise _Killed
-
     async def body():
         async with run_supervisor(home) as supervisor:
             async with run_controller(home, supervisor) as controller:
@@ -345,7 +343,7 @@ def test_a_resume_that_is_interrupted_at_any_write_continues_every_run_once(home
                 await wait_until(lambda: (run := row(supervisor, run_id)) and run.env_step == 100, "its last update")
                 await controller.stop(record.sweep_id)
                 with monkeypatch.context() as patch, contextlib.suppress(_Killed):
-                    patch.setattr(SweepLog, write, interrupt)
+                    patch.setattr(SweepLog, write, kill_at(write, moment))
                     await controller.resume(record.sweep_id)
                     await wait_until(lambda: any(task.done() for task in controller._tasks), "the interruption")
             async with run_controller(home, supervisor) as controller:

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from palaestra.config import Section
 from palaestra.redaction import Redactor, redact_secrets
-from palaestra.runs.phase import Phase, PhaseEvent
+from palaestra.runs.phase import END_EVENTS, Phase, PhaseEvent
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.runs.wire import JsonObject, to_json
 from palaestra.strict_json import dump_json
@@ -23,17 +23,7 @@ from palaestra.strict_json import dump_json
 NotificationKind: TypeAlias = Literal["ended", "failed", "alarm"]
 
 SIGNATURE_HEADER = "X-Palaestra-Signature"
-_ENDS = frozenset(
-    {
-        PhaseEvent.SUCCEEDED,
-        PhaseEvent.FAILED,
-        PhaseEvent.STOPPED,
-        PhaseEvent.KILLED,
-        PhaseEvent.STALLED,
-        PhaseEvent.LOST,
-        PhaseEvent.LAUNCH_REFUSED,
-    }
-)
+_ENDS = frozenset({*END_EVENTS, PhaseEvent.LAUNCH_REFUSED})
 
 
 class WebhookConfig(Section):

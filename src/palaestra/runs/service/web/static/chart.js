@@ -1,6 +1,6 @@
 // Curves on a canvas: lines, bands, ticks and the values under the pointer.
 
-import { element, formatNumber, isNumber } from "./dom.js";
+import { element, formatNumber, isNumber, oncePerFrame } from "./dom.js";
 
 export const COLORS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b8860b", "#56b4e9", "#8a6bd1", "#7a7a7a"];
 const HEIGHT = 220, LEFT = 58, RIGHT = 12, TOP = 10, BOTTOM = 26;
@@ -37,7 +37,7 @@ export class Chart {
   constructor(title, scope) {
     this.series = [];
     this.hover = null;
-    this.isPending = false;
+    this.request = oncePerFrame(() => this.draw());
     this.canvas = element("canvas", { height: HEIGHT, role: "img", "aria-label": `Curve of ${title}` });
     this.tip = element("div", { class: "tip", hidden: true });
     this.latest = element("span", { class: "latest" });
@@ -55,15 +55,6 @@ export class Chart {
   setSeries(series) {
     this.series = series;
     this.request();
-  }
-
-  request() {
-    if (this.isPending) return;
-    this.isPending = true;
-    requestAnimationFrame(() => {
-      this.isPending = false;
-      this.draw();
-    });
   }
 
   point(x, y) {

@@ -12,6 +12,19 @@ export function element(tag, properties, ...children) {
   return node;
 }
 
+// A function that draws in the next frame, however often it is called before.
+export function oncePerFrame(draw) {
+  let isPending = false;
+  return () => {
+    if (isPending) return;
+    isPending = true;
+    requestAnimationFrame(() => {
+      isPending = false;
+      draw();
+    });
+  };
+}
+
 export const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 export function formatNumber(value) {

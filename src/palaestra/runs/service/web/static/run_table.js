@@ -1,6 +1,6 @@
 // The table of runs. Only the visible rows are elements, so that thousands of runs scroll smoothly.
 
-import { elapsed, element, formatDuration, formatNumber, formatTime, isLive, shortenMiddle } from "./dom.js";
+import { elapsed, element, formatDuration, formatNumber, formatTime, isLive, oncePerFrame, shortenMiddle } from "./dom.js";
 import { showStatus } from "./service.js";
 
 const FIRST_PAGE = 100, PAGE_SIZE = 500, EAGER_RUNS = 5000, OVERSCAN = 8, MAX_SELECTED = 50;
@@ -113,7 +113,8 @@ function fillRow(row, record, index, isSelected) {
 // Draws the rows of a list that are visible in a scrolled element.
 class VirtualRows {
   constructor(list, isSelected, toggle, onEnd) {
-    Object.assign(this, { list, isSelected, toggle, onEnd, pool: [], isPending: false, rowHeight: 34 });
+    Object.assign(this, { list, isSelected, toggle, onEnd, pool: [], rowHeight: 34 });
+    this.request = oncePerFrame(() => this.draw());
     this.sizer = element("div", { class: "sizer" });
     this.box = element("div", { class: "rows", role: "rowgroup", tabIndex: 0, onscroll: () => this.request() }, this.sizer);
   }
@@ -122,15 +123,6 @@ class VirtualRows {
     const observer = new ResizeObserver(() => this.request());
     observer.observe(this.box);
     scope.signal.addEventListener("abort", () => observer.disconnect());
-  }
-
-  request() {
-    if (this.isPending) return;
-    this.isPending = true;
-    requestAnimationFrame(() => {
-      this.isPending = false;
-      this.draw();
-    });
   }
 
   draw() {
