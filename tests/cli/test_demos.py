@@ -158,3 +158,10 @@ def test_a_play_that_is_no_demonstration_is_refused(demos, home, changes, reason
     refused = demos("import", "play-1", "--config", "ui.yaml", "--output", "d")
     assert refused.code == 2
     assert reason in refused.err
+
+
+def test_a_word_that_names_nothing_is_refused_with_how_to_write_a_task(palaestra, tmp_path):
+    result = palaestra("demos", "record", "nope", "--episodes", 1, "--output", tmp_path / "demos")
+    assert result.code == 2
+    assert "CONFIG_OR_TASKS = 'nope': is neither a file, a packaged configuration nor a task" in result.err
+    assert "miniwob/click-test" in result.err

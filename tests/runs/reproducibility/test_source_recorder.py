@@ -113,7 +113,8 @@ def test_a_run_is_archived_with_the_record_that_was_being_written(home, tmp_path
             await wait_for_end(supervisor, run_id)
             await wait_until(writing.is_set, "the recorder")
             archiving = asyncio.create_task(supervisor.archive(run_id))
-            await asyncio.sleep(0)
+            _, waiting = await asyncio.wait({archiving}, timeout=0.5)
+            assert waiting == {archiving}
             go.set()
             await archiving
             return await supervisor.restore(run_id)
