@@ -164,9 +164,9 @@ def _read_config(source: str, model: str, overrides: list[str], output: Path) ->
         data: Mapping[str, Any] = read_config(source).data
         if not is_ui_config(data):
             raise ConfigError("CONFIG_OR_TASKS", source, "is not a configuration of a UI agent", "It needs a model")
-    elif "/" not in source:
+    elif source and "/" not in source:
         reason = "is neither a file, a packaged configuration nor a task"
-        raise ConfigError("CONFIG_OR_TASKS", source, reason, "Write a task as suite/name: miniwob/click-test")
+        raise ConfigError("CONFIG_OR_TASKS", source, reason, "Write tasks as suite/name, such as miniwob/click-test")
     else:
         data = {"model": {"name": model}, "tasks": [{"task": name} for name in source.split(",") if name]}
     data = apply_overrides(dict(data), overrides)
