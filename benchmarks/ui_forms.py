@@ -8,8 +8,8 @@ grpo,rejection_sampling,ppo --seeds 1..3` compares algorithms from one warm star
 as many, and nothing is played again in place of groups without a signal. `--form` measures the last rung,
 `data_entry/form`.
 
-Each run is a separate process. Results are written to benchmarks/results/ui_<config>.json after each stage, and what
-is there is not measured again; runs stay in `--home`. `--report` only draws the tables and curves. `--held-out` is the
+Each run is a separate process. Results are written to benchmarks/results/ui_<config>.json after each stage (`--name`
+replaces the name of the configuration), and what is there is not measured again; runs stay in `--home`. `--report` only draws the tables and curves. `--held-out` is the
 first held-out seed: settings are chosen on the seeds from 0, and the figures of the docs are from others.
 """
 
@@ -286,6 +286,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, default=CONFIG, help="configuration of the tasks and of the training")
     parser.add_argument("--model", help="model directory in place of the configuration's model")
+    parser.add_argument("--name", help="name of the results; default: the configuration's")
     parser.add_argument("--until", choices=STAGES, default="rl", help="last stage to measure")
     parser.add_argument("--algorithms", type=parse_algorithms, default=["grpo"])
     parser.add_argument("--seeds", type=parse_seeds, default=[1], help="1..3 or 1,2,5")
@@ -304,7 +305,7 @@ def main() -> None:
     asked = parser.parse_args()
     if (asked.warm_start or asked.share) and not asked.demonstrations:
         parser.error("--warm-start and --share need --demonstrations")
-    name = asked.config.stem
+    name = asked.name or asked.config.stem
     if not asked.report:
         config = dict(read_config_file(asked.config))
         if asked.model:

@@ -8,6 +8,7 @@ arrays. The compiled kernels run on the CPU only.
 from __future__ import annotations
 
 import os
+import platform
 import re
 from typing import Any, TypeAlias
 
@@ -71,6 +72,17 @@ def _check_cuda(chosen: torch.device, given: str, place: str) -> None:
     if (chosen.index or 0) >= count:
         known = ", ".join(f"cuda:{index}" for index in range(count))
         raise ConfigError(place, given, f"torch sees {count} GPU{'s' if count > 1 else ''}{limit}", f"Use {known}")
+
+
+def has_bfloat16_instructions() -> bool:
+    """Whether this processor multiplies bfloat16 matrices in hardware.
+
+    torch supports the type on every processor with AVX-512, and emulates it there: a product takes four times as long
+    as in float32.
+    """
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def device_of(module: nn.Module) -> torch.device:

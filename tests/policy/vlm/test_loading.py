@@ -11,6 +11,7 @@ from tests.policy.vlm import toy
 from palaestra.config import parse_section
 from palaestra.errors import ConfigError
 from palaestra.policy.vlm import ModelConfig, VLMPolicy
+from palaestra.policy.vlm.loading import load_model
 
 
 @pytest.fixture
@@ -141,6 +142,14 @@ def test_half_precision_trains_adapters_in_float32(qwen3):
     assert scored.log_probs.dtype == torch.float32
     scored.log_probs.sum().backward()
     assert all(w.grad is not None for n, w in policy.learner.trainable().items() if "lora" in n)
+
+
+@pytest.mark.parametrize(("has_instructions", "warnings"), [(True, 0), (False, 1)])
+def test_a_type_that_the_processor_emulates_gives_a_warning(monkeypatch, caplog, has_instructions, warnings):
+    monkeypatch.setattr("palaestra.policy.vlm.loading.has_bfloat16_instructions", lambda: has_instructions)
+    load_model(ModelConfig(name="tiny", dtype="bfloat16"))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
+    assert all("Use model.dtype=auto" in record.message for record in caplog.records)
 
 
 def test_the_policy_package_itself_loads_neither_transformers_nor_peft():

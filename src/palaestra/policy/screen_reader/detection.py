@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from palaestra.policy.device import has_bfloat16_instructions
 from palaestra.policy.screen_reader.symbols import FIRST_WIDGET, Detections, Floats, mean_colours
 from palaestra.policy.screen_reader.tower import CELL, ROW, Tower, TowerOutput, to_pixels
 
@@ -17,8 +18,8 @@ CHAR_THRESHOLD, WIDGET_THRESHOLD = 0.35, 0.35
 """Peaks of a map below these probabilities are ignored."""
 _OVERLAP = 0.3
 """Of two characters whose centres are nearer than this share of their added sides, the stronger one is kept."""
-_HAS_BFLOAT16 = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-"""With instructions for it, a processor runs the tower twice as fast in bfloat16."""
+_HAS_BFLOAT16 = has_bfloat16_instructions()
+"""With them, a processor runs the tower twice as fast in bfloat16."""
 _MARGIN = 16
 """Rows of pixels that are kept below the last content."""
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from palaestra.errors import ConfigError
+from palaestra.policy.device import has_bfloat16_instructions
 from palaestra.policy.screen_reader.architecture import COPY_HEAD, FOCUS_HEAD, HEAD_SIZE, START_HEAD, X_HEAD, Y_HEAD
 from palaestra.policy.screen_reader.examples import Example, ExampleBatch, ExampleBuilder, collate, jitter
 from palaestra.policy.screen_reader.pages import Goal
@@ -73,7 +74,7 @@ class LanguageTrainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._step += 1
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16_instructions()):
             loss, metrics = self.loss(batch)
         self._optimizer.zero_grad()
         torch.autograd.backward(loss)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from palaestra.policy.device import has_bfloat16_instructions
 from palaestra.policy.screen_reader.rendering import DrawnPage
 from palaestra.policy.screen_reader.symbols import Floats
 from palaestra.policy.screen_reader.tower import (
@@ -184,7 +185,7 @@ def pretrain_vision(
         size = rng.choices(sizes, weights)[0]
         chosen = [crop_rows(pages[index], CROP_HEIGHT, rng) for index in rng.choices(by_size[size], k=batch_size)]
         targets = build_targets(chosen)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16_instructions()):
             out = tower(targets.pixels)
             loss, parts = vision_loss(tower, out, targets)
         optimizer.zero_grad()

@@ -18,8 +18,10 @@ import torch
 
 from palaestra.config import closest_names
 from palaestra.errors import ConfigError
-from palaestra.policy.device import choose_device
+from palaestra.policy.device import choose_device, has_bfloat16_instructions
 from palaestra.policy.vlm.config import ModelConfig
+
+_log = logging.getLogger(__name__)
 
 PLACE = "model.name"
 BUILT_IN = {
@@ -204,5 +206,10 @@ def _dtype(config: ModelConfig, device: torch.device) -> torch.dtype:
     if config.dtype != "auto":
         dtype = getattr(torch, config.dtype)
         assert isinstance(dtype, torch.dtype)
+        if dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16_instructions():
+            _log.warning(
+                "model.dtype = 'bfloat16': this processor has no instructions for it, and emulating it is several "
+                "times slower than float32. Use model.dtype=auto"
+            )
         return dtype
     return torch.float32 if device.type == "cpu" or not config.use_lora else torch.bfloat16

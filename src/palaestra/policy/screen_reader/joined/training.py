@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from palaestra.errors import ConfigError
+from palaestra.policy.device import has_bfloat16_instructions
 from palaestra.policy.model_directory import write_model_directory
 from palaestra.policy.screen_reader.examples import jitter
 from palaestra.policy.screen_reader.image_processor import PictureReader
@@ -93,7 +94,7 @@ class JointTrainer:
         for group in self._optimizer.param_groups:
             group["lr"] = rate * group["scale"]
         self._step += 1
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=has_bfloat16_instructions()):
             loss, metrics = self.loss(batch)
         self._optimizer.zero_grad()
         torch.autograd.backward(loss)
@@ -109,9 +110,10 @@ class JointTrainer:
         embeddings = torch.where((ids >= self._first)[..., None], new, functional.embedding(ids, self._embeddings))
         places = self._connector(batch.rows).to(embeddings.dtype)
         embeddings = embeddings.index_put((batch.rows_at[:, 0], batch.rows_at[:, 1]), places, accumulate=True)
-        mask = torch.zeros(batch.mask.shape).masked_fill(~batch.mask, torch.finfo(torch.bfloat16).min)
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else embeddings.dtype
+        mask = torch.zeros(batch.mask.shape, dtype=dtype).masked_fill(~batch.mask, torch.finfo(dtype).min)
         out = self.model.model.language_model(
-            inputs_embeds=embeddings, attention_mask=mask.bfloat16(), position_ids=batch.positions, use_cache=False
+            inputs_embeds=embeddings, attention_mask=mask, position_ids=batch.positions, use_cache=False
         )
         hidden = out.last_hidden_state[batch.at[:, 0], batch.at[:, 1]]
         old = functional.linear(hidden, self._outputs[: self._first])
