@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from concurrent.futures import Future
 from dataclasses import replace
 
 import numpy as np
@@ -12,8 +13,9 @@ from palaestra.errors import ConfigError, SessionFailed
 from palaestra.policy.model_directory import MANIFEST, read_manifest
 from palaestra.policy.screen_reader.image_processor import WEIGHTS, load_tower
 from palaestra.policy.screen_reader.pages import draw_page
-from palaestra.policy.screen_reader.recipe import ReaderRecipe, train_reader, write_reader
+from palaestra.policy.screen_reader.recipe import ReaderRecipe, draw_language_pages, train_reader, write_reader
 from palaestra.policy.screen_reader.rendering import PageRenderer
+from palaestra.policy.screen_reader.tower import Tower
 from palaestra.sessions.browser.browser import Browser
 from palaestra.sessions.browser.chromium import find_chromium
 from palaestra.sessions.browser.page import Page
@@ -127,3 +129,25 @@ def test_a_recipe_can_use_the_tower_of_another_model(chromium, directory):
 def test_a_tower_that_is_not_there_is_refused_before_pages_are_drawn(tmp_path):
     with pytest.raises(ConfigError, match=r"recipe\.tower = .*: has no tower of a reading model"):
         train_reader(replace(SMALL, tower=str(tmp_path)))
+
+
+class RecordingExecutor:
+    """Computes nothing: the pages of a shard are its number."""
+
+    def __init__(self):
+        self.numbers = []
+
+    def submit(self, draw, size, number, weights):
+        self.numbers.append(number)
+        future = Future()
+        future.set_result([number] * size)
+        return future
+
+
+def test_only_the_next_block_of_pages_is_drawn_ahead_and_each_page_once():
+    executor = RecordingExecutor()
+    blocks = draw_language_pages(Tower(), executor, count=9, seed=0, shard=2, block=2)
+    assert next(blocks) == [1, 1, 2, 2]
+    assert executor.numbers == [1, 2, 3, 4]
+    assert [next(blocks), next(blocks), next(blocks)] == [[3, 3, 4, 4], [5], [1, 1, 2, 2]]
+    assert executor.numbers == [1, 2, 3, 4, 5]

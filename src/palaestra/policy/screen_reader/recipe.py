@@ -16,7 +16,7 @@ import multiprocessing
 import random
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -176,13 +176,15 @@ def draw_language_pages(
 ) -> Iterator[Sequence[LanguagePage]]:
     """Blocks of pages for the language stage, over and over, in the same order.
 
-    `shard` pages are drawn together, and a block is `block` shards.
+    `shard` pages are drawn together, and a block is `block` shards. The next block is drawn while one is used.
     """
     sizes = [min(shard, count - start) for start in range(0, count, shard)]
     weights, first = tower.state_dict(), 1000 * seed
-    drawn = [executor.submit(_draw_shard, size, first + place, weights) for place, size in enumerate(sizes, start=1)]
+    drawn: list[Future[list[LanguagePage]]] = []
     while True:
-        for start in range(0, len(drawn), block):
+        for start in range(0, len(sizes), block):
+            ahead = range(len(drawn), min(start + 2 * block, len(sizes)))
+            drawn.extend(executor.submit(_draw_shard, sizes[place], first + place + 1, weights) for place in ahead)
             yield [page for future in drawn[start : start + block] for page in future.result()]
 
 
