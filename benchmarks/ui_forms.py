@@ -9,8 +9,9 @@ as many, and nothing is played again in place of groups without a signal. `--for
 `data_entry/form`.
 
 Each run is a separate process. Results are written to benchmarks/results/ui_<config>.json after each stage (`--name`
-replaces the name of the configuration), and what is there is not measured again; runs stay in `--home`. `--report` only draws the tables and curves. `--held-out` is the
-first held-out seed: settings are chosen on the seeds from 0, and the figures of the docs are from others.
+replaces the name of the configuration), and what is there is not measured again; runs stay in `--home`. `--report`
+only draws the tables and curves. `--held-out` is the first held-out seed: settings are chosen on the seeds from 0,
+and the figures of the docs are from others.
 """
 
 from __future__ import annotations
