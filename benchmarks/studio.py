@@ -1,7 +1,7 @@
 """`make bench-studio`: how fast the desktop studio draws, reacts and starts, on this machine, in figures.
 
 Starts a run service, real runs and a real window, without a display and, where Xvfb is installed, under an X server.
-Writes `results/studio.json` (everything) and `results/studio.md` (what the documentation shows). Each part runs in a
+Writes `results/studio.json` (everything) and `results/studio.md` (the table). Each part runs in a
 process of its own several times, and the best try counts: what else the machine does only makes figures worse.
 """
 
