@@ -1,7 +1,7 @@
 """`make bench-runs`: what the run service bears and how quickly it answers, on this machine, in figures.
 
 Starts real trainers (the echo program) and really kills things. Writes `results/run_service.json` (everything) and
-`results/run_service.md` (what the documentation shows). Whatever is not installed is left out and named.
+`results/run_service.md` (the table). Whatever is not installed is left out and named.
 """
 
 from __future__ import annotations
