@@ -41,12 +41,10 @@ WORDINGS: dict[str, dict[str, str]] = {
     "other words": {
         "miniwob/click-widget": "Could you hit any of the {1} controls here, please?",
         "miniwob/click-test-2": "There are two of them. Would you hit the one that says ONE, please?",
+        "miniwob/click-collapsible": "Would you unfold the part of this page that is closed, and send it off then?",
     },
 }
-"""Other wordings by task; numbers stand for the quoted parts of the page's own instruction.
-
-Instructions whose values are not quoted, as those of click-option, cannot be reworded.
-"""
+"""Other wordings by task; numbers stand for the quoted parts of the page's own instruction."""
 
 
 def build_config(model: Path | str) -> dict:
