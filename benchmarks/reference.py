@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
+
+from pydantic.fields import FieldInfo
 
 from palaestra.cli.catalog import configuration_sections
 from palaestra.config import Section
 from palaestra.learner.registry import ALGORITHMS
+from palaestra.learner.transitions import TransitionConfig
 from palaestra.runs.runners.palaestra import SCHEMAS_FILE
 from palaestra.train.config import SECTIONS
 
@@ -17,8 +21,8 @@ RESULTS = Path(__file__).parent / "results"
 
 INTRODUCTION = """# Configuration
 
-A run is described by one YAML or JSON file (JSON may carry comments) with six sections. `env.id` is the only key that
-has to be there; with `dataset.id`, the environment of the dataset is the default.
+This page lists every key of a run with its default. A run is one YAML or JSON file (JSON may carry comments), and any
+key can be set on the command line: `palaestra train FILE algorithm.learning_rate=1e-3 policy.hidden=[128,128]`.
 
 ```yaml
 env: {id: CartPole-v1, num_envs: 4}
@@ -26,27 +30,19 @@ algorithm: {name: ppo, learning_rate: 2.5e-4, n_epochs: 4, batch_size: 128}
 trainer: {total_timesteps: 500_000, rollout_length: 128}
 ```
 
-Any key can be set on the command line as well, after the file: `palaestra train FILE algorithm.learning_rate=1e-3
-policy.hidden=[128,128]`. Values are read as YAML. `--seed N` is short for `trainer.seed=N`. Unknown keys are refused
-with the nearest name; so is a `batch_size` that does not divide a rollout. What was understood is written to
-`resolved.json` in the run directory before anything starts.
+- Only `env.id` is required; with `dataset.id`, the environment of the dataset is the default.
+- Values are read as YAML. `--seed N` is short for `trainer.seed=N`. Unknown keys are refused with the nearest name. The
+  result is written to `resolved.json` in the run directory.
+- `algorithm: {name: ppo, cfg: {…}}` and `trainer: {buffer_size: …, iterations: …}` are other spellings of
+  `algorithm: {name: ppo, …}` and `trainer: {rollout_length: …, total_timesteps: …}`.
+- A run that cannot fit into the memory of the machine or container is refused, with the estimate and the limit.
+- Observations of type uint8 are pictures, read by a convolutional network, if they have three axes, or bounds 0 and 255
+  and two axes (grey, sides of at least 8) or four (a stack, up to four channels each). Everything else, also floats
+  that look like a picture, is numbers for a multilayer perceptron. Pixels of another shape are refused.
+- A package adds environments by an entry point that names a module to import or a function to call:
+  `[project.entry-points."palaestra.environments"]`, `mazes = "my_package.mazes:register"`.
 
-`algorithm: {name: ppo, cfg: {…}}` and `trainer: {buffer_size: …, iterations: …}` are accepted as other spellings of
-`algorithm: {name: ppo, …}` and `trainer: {rollout_length: …, total_timesteps: …}`.
-
-A run that cannot fit into the machine's memory (or its container's) is refused before its directory exists, with the
-estimate and the limit: rollouts, shuffles, and seven numbers per trained weight.
-
-Observations of type uint8 are pictures if they have three axes, or bounds 0 and 255 and two axes (grey, sides of at
-least 8) or four (a stack of pictures, up to four channels each). Pictures are scaled to 0 … 1 and read by a
-convolutional network; everything else is numbers for a multilayer perceptron. Pixels of another shape are refused.
-Floats that look like a picture are numbers, and the run says so when it starts.
-
-A package adds environments by an entry point that names a module to import, or a function to call, which registers
-them with Gymnasium: `[project.entry-points."palaestra.environments"]`, `mazes = "my_package.mazes:register"`. They are
-trained, played and listed like all others.
-
-`palaestra schema NAME` prints the same as JSON Schema; this page is generated from it by `make docs`.
+`palaestra schema NAME` prints the same as JSON Schema. `make docs` generates this page from the code.
 """
 
 
@@ -66,30 +62,49 @@ def benchmarks_page(page: str) -> str:
 
 
 def configuration_page() -> str:
-    """Every key of every section, as Markdown."""
-    parts = [INTRODUCTION]
-    titled = {name: SECTIONS[name] for name in ("env", "dataset", "policy")}
-    titled |= {f"algorithm (name: {' or '.join(names)})": section for section, names in _algorithm_sections().items()}
-    titled |= {name: SECTIONS[name] for name in ("trainer", "actors", "telemetry")}
-    parts += [f"## {title}\n\n{_table(section)}" for title, section in titled.items()]
-    return "\n".join(parts)
+    """Every key of every section, as Markdown. Algorithms that share most of their keys share a table."""
+    algorithms = {name: SECTIONS[name] for name in ALGORITHMS["transitions"]}
+    networks = {name: section for name, section in algorithms.items() if issubclass(section, TransitionConfig)}
+    tables = [name for name in algorithms if name not in networks]
+    titled = {name: _table(SECTIONS[name]) for name in ("env", "dataset", "policy")}
+    titled |= {f"algorithm (name: {name})": _table(SECTIONS[name]) for name in ALGORITHMS["rollouts"]}
+    titled[f"algorithm (name: {' or '.join(networks)})"] = _joint_table(networks)
+    titled[f"algorithm (name: {' or '.join(tables)})"] = _table(SECTIONS[tables[0]])
+    titled |= {name: _table(SECTIONS[name]) for name in ("trainer", "actors", "telemetry")}
+    return "\n".join([INTRODUCTION, *(f"## {title}\n\n{table}" for title, table in titled.items())])
 
 
-def _algorithm_sections() -> dict[type[Section], list[str]]:
-    """The names of the algorithms for environments by their section; some share one."""
-    sections: dict[type[Section], list[str]] = {}
-    for name in [*ALGORITHMS["rollouts"], *ALGORITHMS["transitions"]]:
-        sections.setdefault(SECTIONS[name], []).append(name)
-    return sections
+def _joint_table(sections: Mapping[str, type[Section]]) -> str:
+    """The keys of several algorithms, with the algorithms that have them."""
+    keys: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for algorithm, section in sections.items():
+        for name, field in section.model_fields.items():
+            algorithms = keys.setdefault((name, _describe(field)), {})
+            algorithms.setdefault(_default(field), []).append(algorithm)
+    rows = ["| key | algorithm | default | what it does |", "| --- | --- | --- | --- |"]
+    for (name, text), algorithms in keys.items():
+        users = [algorithm for group in algorithms.values() for algorithm in group]
+        defaults = [f"{value} ({', '.join(group)})" for value, group in algorithms.items()]
+        rows.append(
+            f"| `{name}` | {'all' if len(users) == len(sections) else ', '.join(users)} | "
+            f"{', '.join(defaults) if len(defaults) > 1 else next(iter(algorithms))} | {text} |"
+        )
+    return "\n".join(rows) + "\n"
 
 
 def _table(section: type[Section]) -> str:
     rows = ["| key | default | what it does |", "| --- | --- | --- |"]
     for name, field in section.model_fields.items():
-        default = "required" if field.is_required() else _format_default(field.get_default(call_default_factory=True))
-        text = " ".join((field.description or "").split()).replace("|", "\\|")
-        rows.append(f"| `{name}` | {default} | {text} |")
+        rows.append(f"| `{name}` | {_default(field)} | {_describe(field)} |")
     return "\n".join(rows) + "\n"
+
+
+def _describe(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split()).replace("|", "\\|")
+
+
+def _default(field: FieldInfo) -> str:
+    return "required" if field.is_required() else _format_default(field.get_default(call_default_factory=True))
 
 
 def _format_default(value: object) -> str:

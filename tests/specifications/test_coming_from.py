@@ -1,4 +1,4 @@
-"""docs/coming-from.md: every name of ours in its tables exists, and every snippet's test is there."""
+"""Every name of ours in the tables of docs/coming-from.md exists, and so does every test that snippets.md names."""
 
 import inspect
 import re
@@ -15,10 +15,22 @@ from palaestra.train.config import SECTIONS
 from palaestra.train.screen_config import SCREEN_SECTIONS
 
 ROOT = Path(__file__).parents[2]
-LINES = [line for line in (ROOT / "docs" / "coming-from.md").read_text().splitlines() if line.startswith("| ")]
-ROWS = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in LINES if "---" not in line]
-NAMES = sorted({name for row in ROWS if len(row) == 3 for name in re.findall(r"`([^`]+)`", row[1])})
-SNIPPETS = [row for row in ROWS if len(row) == 5 and row[0] != "document"]
+
+
+def _rows(page):
+    lines = [line for line in page.read_text().splitlines() if line.startswith("| ") and "---" not in line]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+
+
+NAMES = sorted(
+    {
+        name
+        for row in _rows(ROOT / "docs" / "coming-from.md")
+        if len(row) == 3
+        for name in re.findall(r"`([^`]+)`", row[1])
+    }
+)
+SNIPPETS = [row for row in _rows(Path(__file__).parent / "snippets.md") if row[0] != "document"]
 KEYS = {f"{section}.{key}" for section, cls in {**SECTIONS, **SCREEN_SECTIONS}.items() for key in cls.model_fields}
 KEYS |= {f"algorithm.{key}" for key in SECTIONS["ppo"].model_fields}
 KEYS |= {f"trainer.{key}" for key in SCREEN_SECTIONS["ui_trainer"].model_fields} | {"tasks.task"}

@@ -56,7 +56,7 @@ class PPOConfig(RolloutConfig):
     On fresh experience all three are the same, bit for bit. See docs/async.md."""
     weight_limit: float = Field(default=10.0, ge=1, le=1e6)
     """`decoupled`: maximum weight of a stale sample. Higher is less biased and has more variance; at 2 a policy that
-    changes fast loses a tenth of its weight and learns worse (docs/benchmarks.md)."""
+    changes fast loses a tenth of its weight and learns worse (benchmarks/results/staleness.md)."""
     rho_bar: float = Field(default=1.0, gt=0, le=1e6)
     """`vtrace`: maximum weight of a step's temporal difference, and of its sample in the objective."""
     c_bar: float = Field(default=1.0, gt=0, le=1e6)

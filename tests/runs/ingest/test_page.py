@@ -25,7 +25,7 @@ def examples():
 def test_the_lines_to_print_are_understood(examples):
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        exec(examples[0])
+        exec(examples[1])
     events = [event for line in out.getvalue().splitlines() for event in OUTPUT_FORMATS["events"].parse(line)]
     assert events == [
         TrainingStep(0, 2048, {"loss": 0.25, "entropy": 0.6}),
@@ -52,7 +52,7 @@ def test_the_example_reads_a_run(examples, tmp_path, monkeypatch):
 def test_the_example_of_any_program_and_the_lines_of_other_languages_are_understood(examples, tmp_path, monkeypatch):
     path = tmp_path / "log.jsonl"
     monkeypatch.setenv("PALAESTRA_LOG", str(path))
-    exec(examples[1], {})
+    exec(examples[0], {})
     events = [parse_event_line(line) for line in path.read_text().splitlines()]
     assert events[0] == TrainingStep(0, 0, {"loss": 0.25, "lr": 3e-4})
     assert events[-1] == EpisodeSummary(1000, 0, 0, 195.0, 195)
