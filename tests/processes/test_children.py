@@ -1,8 +1,23 @@
-"""How many cores a process may use."""
+"""How many cores a process may use, and when a child process ends."""
 
 import os
+import select
+import subprocess
+import sys
 
 from palaestra.processes.children import usable_cores
+
+PARENT = """
+import multiprocessing, os, sys
+from concurrent.futures import ProcessPoolExecutor
+from palaestra.processes.children import exit_with_parent
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(1, mp_context=context, initializer=exit_with_parent)
+    print(executor.submit(os.getpid).result(), flush=True)
+    sys.stdin.read()
+"""
 
 
 def test_processes_of_torchrun_divide_the_cores_of_their_machine(monkeypatch):
@@ -13,3 +28,14 @@ def test_processes_of_torchrun_divide_the_cores_of_their_machine(monkeypatch):
     assert usable_cores() == 2  # 8 // 3
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "16")
     assert usable_cores() == 1
+
+
+def test_a_process_that_exits_with_its_parent_ends_when_the_parent_is_killed(tmp_path):
+    script = tmp_path / "parent.py"
+    script.write_text(PARENT)
+    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+        child = os.pidfd_open(int(parent.stdout.readline()))
+        parent.kill()
+    ended, _, _ = select.select([child], [], [], 30)
+    os.close(child)
+    assert ended

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
+import signal
+import sys
 from multiprocessing.process import BaseProcess
 
 UNGUARDED_EXIT = 97
@@ -26,6 +29,16 @@ def start_process(process: BaseProcess) -> None:
         # multiprocessing would raise here, and print its traceback before the parent's message.
         raise SystemExit(UNGUARDED_EXIT)
     process.start()
+
+
+def exit_with_parent() -> None:
+    """End this child process when its parent has ended, also by SIGKILL. Only on Linux."""
+    if sys.platform == "linux":
+        parent_death_signal = 1
+        ctypes.CDLL(None, use_errno=True).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        raise SystemExit("the parent process has ended")
 
 
 def is_picklable(error: BaseException) -> bool:

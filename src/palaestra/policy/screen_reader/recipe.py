@@ -35,6 +35,7 @@ from palaestra.policy.screen_reader.rendering import DrawnPage, PageRenderer
 from palaestra.policy.screen_reader.tokenizer import build_tokenizer
 from palaestra.policy.screen_reader.tower import Tower
 from palaestra.policy.screen_reader.vision_pretraining import pretrain_vision
+from palaestra.processes.children import exit_with_parent
 from palaestra.sessions.browser.browser import Browser
 from palaestra.sessions.browser.chromium import find_chromium
 
@@ -124,7 +125,7 @@ def train_reader(recipe: ReaderRecipe, log: Callable[[str], None] = lambda line:
         tower, seeing = load_named_tower(recipe.tower) if recipe.tower else _train_tower(recipe, log)
         tokenizer = build_tokenizer()
         model = build_model(tokenizer, seed=recipe.seed)
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        with start_drawing_process() as executor:
             acting = pretrain_language(
                 model,
                 tokenizer,
@@ -169,6 +170,11 @@ def _train_tower(recipe: ReaderRecipe, log: Callable[[str], None]) -> tuple[Towe
         log=lambda line: log(f"seeing {line}"),
     )
     return tower.eval(), metrics
+
+
+def start_drawing_process() -> ProcessPoolExecutor:
+    """An executor whose one process draws pages, and ends with this one."""
+    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=exit_with_parent)
 
 
 def draw_language_pages(

@@ -7,10 +7,8 @@ embeddings only those of the new tokens are trained. Pages are drawn and read in
 from __future__ import annotations
 
 import math
-import multiprocessing
 import random
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +35,12 @@ from palaestra.policy.screen_reader.joined.page_examples import (
     collate_pages,
 )
 from palaestra.policy.screen_reader.language_pretraining import LanguagePage
-from palaestra.policy.screen_reader.recipe import TrainedReader, draw_language_pages, load_named_tower
+from palaestra.policy.screen_reader.recipe import (
+    TrainedReader,
+    draw_language_pages,
+    load_named_tower,
+    start_drawing_process,
+)
 from palaestra.policy.screen_reader.symbols import read_in_order
 
 _KINDS = {"a": "action", "n": "name", "x": "x", "y": "y", "t": "typed"}
@@ -171,7 +174,7 @@ def train_joined_reader(
         tokenizer = extend_tokenizer(base)
         model = join_language_model(pretrained, base, tokenizer, seed=recipe.seed)
         del pretrained
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
+        with start_drawing_process() as executor:
             blocks = draw_language_pages(tower, executor, count=recipe.pages, seed=recipe.seed, shard=_SHARD, block=1)
             batches = draw_page_batches(PageExampleBuilder(tokenizer), blocks, tokens=recipe.tokens, seed=recipe.seed)
             trained, acting = train_on_batches(model, tokenizer, batches, recipe, first=len(base), log=log)
