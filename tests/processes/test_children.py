@@ -7,6 +7,7 @@ import sys
 
 from palaestra.processes.children import usable_cores
 
+PIPES = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
 PARENT = """
 import multiprocessing, os, sys
 from concurrent.futures import ProcessPoolExecutor
@@ -33,7 +34,7 @@ def test_processes_of_torchrun_divide_the_cores_of_their_machine(monkeypatch):
 def test_a_process_that_exits_with_its_parent_ends_when_the_parent_is_killed(tmp_path):
     script = tmp_path / "parent.py"
     script.write_text(PARENT)
-    with subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as parent:
+    with subprocess.Popen([sys.executable, script], **PIPES) as parent:
         child = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
     ended, _, _ = select.select([child], [], [], 30)
