@@ -109,6 +109,12 @@ def test_a_run_is_loaded_by_the_beginning_of_its_id_and_continued_to_more_steps(
     assert read_unsupervised(again.directory).total_steps == 384
 
 
+def test_a_name_for_a_run_that_is_continued_is_refused_with_what_to_do_instead(run):
+    with pytest.raises(ConfigError, match=rf"train\(name\) = 'long': run {run.run_id} is continued .* warm_start=run"):
+        pal.train(run, steps=384, name="long")
+    assert len(run.directory.attempts()) == 1
+
+
 def test_a_callback_sees_every_update_and_ends_the_training_with_a_checkpoint():
     seen = []
 
