@@ -198,6 +198,19 @@ def test_an_observation_of_another_shape_is_refused_with_both_shapes(run):
         run.policy.predict(np.zeros(3))
 
 
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        ([0.0, np.nan, 0.0, np.inf], r"predict\(observation\)\[1\] = nan: is not finite"),
+        (np.array([[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, -np.inf]]), r"predict\(observation\)\[1, 3\] = -inf"),
+        (np.array([0.0, 0.0, 1e300, 0.0]), r"predict\(observation\)\[2\] = 1e\+300: is not finite as float32"),
+    ],
+)
+def test_an_observation_that_is_not_finite_is_refused_with_its_index(run, observation, message):
+    with pytest.raises(ConfigError, match=message):
+        run.policy.predict(observation)
+
+
 def test_an_observation_with_its_info_and_a_mask_without_a_choice_are_refused(run):
     observation = np.zeros(4, np.float32)
     with pytest.raises(ConfigError, match=r"observation, info = env\.reset\(\)"):
