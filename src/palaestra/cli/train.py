@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from palaestra.cli.app import localize_commands
-from palaestra.cli.terminal import JsonOption, complete_config, format_columns, print_json, sanitize_line
+from palaestra.cli.terminal import (
+    ConfigArgument,
+    JsonOption,
+    OverridesArgument,
+    format_columns,
+    print_json,
+    sanitize_line,
+)
 from palaestra.errors import ConfigError
 from palaestra.extras import UI_AGENTS, require_extras
 from palaestra.files.home import Home
@@ -21,31 +28,19 @@ if TYPE_CHECKING:
     from palaestra.train import TrainingResult
 
 
-_ConfigArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="CONFIG",
-        help="Packaged name (see --list), environment id, or YAML or JSON file. Optional with --resume.",
-        show_default=False,
-        autocompletion=complete_config,
-    ),
-]
 _ConfigOption = Annotated[
     list[str] | None, typer.Option("--config", metavar="CONFIG", help="Configuration, as an option.")
-]
-_OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
 ]
 
 
 def train_command(
-    config_file: _ConfigArgument = None,
-    overrides: _OverridesArgument = None,
+    config_file: ConfigArgument = None,
+    overrides: OverridesArgument = None,
     config: _ConfigOption = None,
     list_configs: Annotated[bool, typer.Option("--list", help="List the packaged configurations, and exit.")] = False,
     resume: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Resume a run (id, unique prefix of it, or directory).")
+        str | None,
+        typer.Option(metavar="RUN", help="Resume a run (id, unique prefix of it, or directory), without CONFIG."),
     ] = None,
     checkpoint: Annotated[
         str | None,
