@@ -15,6 +15,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from palaestra.evaluation.before_after import EpisodePair, draw_frames
+from palaestra.evaluation.viewer import episode_key
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.files.atomic import write_bytes
@@ -22,22 +23,29 @@ from palaestra.sessions.browser.chromium import find_chromium
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 WINDOW = (1280, 900)
+BEFORE, AFTER = "update_00000000", "update_0000001"
+"""How the names of the evaluated checkpoints begin."""
+LABELS = ("before training", "after training")
 
 
 def find_improved(run: Path) -> list[EpisodePair]:
     """For each task, the longest solved episode among those that failed before training, on held-out seeds."""
-    before, after = (_load_episodes(run, prefix) for prefix in ("update_00000000", "update_0000001"))
+    before, after = (_load_episodes(run, prefix) for prefix in (BEFORE, AFTER))
     best: dict[str, EpisodePair] = {}
     for key in sorted(before.keys() & after.keys()):
-        pair = EpisodePair(before[key], after[key], ("before training", "after training"))
+        pair = EpisodePair(before[key], after[key], LABELS)
         if pair.shows_improvement and len(pair.after) > (len(best[key[0]].after) if key[0] in best else 0):
             best[key[0]] = pair
     return list(best.values())
 
 
-def _load_episodes(run: Path, prefix: str) -> dict[tuple[str, int], Trajectory]:
+def _find_evaluation(run: Path, prefix: str) -> Path:
     (directory,) = run.glob(f"attempt_1/evaluations/{prefix}*")
-    episodes = TrajectoryArchive(directory / "trajectories").load()
+    return directory
+
+
+def _load_episodes(run: Path, prefix: str) -> dict[tuple[str, int], Trajectory]:
+    episodes = TrajectoryArchive(_find_evaluation(run, prefix) / "trajectories").load()
     return {(str(episode.task["task"]), int(episode.task["seed"])): episode for episode in episodes}
 
 
@@ -51,13 +59,15 @@ def write_animation(pairs: list[EpisodePair], path: Path) -> None:
     write_bytes(path, data.getvalue(), durable=False)
 
 
-def photograph(page: Path, episode: Trajectory, picture: Path) -> None:
+def photograph(page: Path, key: str, picture: Path) -> None:
     """A screenshot of the viewer in Chromium, with an episode opened."""
+    if not page.exists():
+        raise FileNotFoundError(page)  # Chromium would photograph its own error page.
     command = [find_chromium().path, "--headless", "--no-sandbox", "--hide-scrollbars"]
     command += [
         f"--window-size={WINDOW[0]},{WINDOW[1]}",
         f"--screenshot={picture}",
-        f"{page.resolve().as_uri()}#{quote(episode.episode_id)}/1",
+        f"{page.resolve().as_uri()}#{quote(key, safe='')}/1",
     ]
     subprocess.run([str(word) for word in command], check=True, capture_output=True, timeout=120)
 
@@ -79,7 +89,8 @@ def main() -> None:
         run = given or train_demo(Path(home))
         pairs = find_improved(run)
         write_animation(pairs, IMAGES / "before-after.gif")
-        photograph(run / "trajectories.html", pairs[0].after, IMAGES / "viewer.png")
+        key = episode_key(pairs[0].after.episode_id, LABELS[1])
+        photograph(_find_evaluation(run, AFTER) / "episodes.html", key, IMAGES / "viewer.png")
 
 
 if __name__ == "__main__":

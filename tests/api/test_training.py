@@ -109,6 +109,12 @@ def test_a_run_is_loaded_by_the_beginning_of_its_id_and_continued_to_more_steps(
     assert read_unsupervised(again.directory).total_steps == 384
 
 
+def test_a_name_for_a_run_that_is_continued_is_refused_with_what_to_do_instead(run):
+    with pytest.raises(ConfigError, match=rf"train\(name\) = 'long': run {run.run_id} is continued .* warm_start=run"):
+        pal.train(run, steps=384, name="long")
+    assert len(run.directory.attempts()) == 1
+
+
 def test_a_callback_sees_every_update_and_ends_the_training_with_a_checkpoint():
     seen = []
 
@@ -190,6 +196,19 @@ def test_a_checkpoint_that_was_copied_is_continued_only_as_a_new_run(run, tmp_pa
 def test_an_observation_of_another_shape_is_refused_with_both_shapes(run):
     with pytest.raises(ConfigError, match=r"has shape \(3,\), the observation space says \(4,\)"):
         run.policy.predict(np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("observation", "message"),
+    [
+        ([0.0, np.nan, 0.0, np.inf], r"predict\(observation\)\[1\] = nan: is not finite"),
+        (np.array([[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, -np.inf]]), r"predict\(observation\)\[1, 3\] = -inf"),
+        (np.array([0.0, 0.0, 1e300, 0.0]), r"predict\(observation\)\[2\] = 1e\+300: is not finite as float32"),
+    ],
+)
+def test_an_observation_that_is_not_finite_is_refused_with_its_index(run, observation, message):
+    with pytest.raises(ConfigError, match=message):
+        run.policy.predict(observation)
 
 
 def test_an_observation_with_its_info_and_a_mask_without_a_choice_are_refused(run):

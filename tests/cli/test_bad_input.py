@@ -88,6 +88,36 @@ def test_a_file_that_is_no_configuration_is_refused(palaestra, tmp_path, name, c
     assert not Path("var").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["Nope-v9"], "env.id = 'Nope-v9': no environment has this name"),
+        (["no_such_module:Env"], "cannot be imported"),
+        (["CartPole-v1", "env.id=CartPol-v1"], "Nearest: CartPole-v1"),
+        (["CartPole-v1", "trainer.sed=1"], "Did you mean 'seed'?"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_without_a_notice_about_default_settings(palaestra, words, message):
+    result = palaestra("train", *words)
+    assert result.code == 2
+    assert message in result.err
+    assert "with default settings" not in result.err
+
+
+def test_an_environment_id_trains_after_a_notice_with_the_tuned_configurations(palaestra):
+    result = palaestra(
+        "train",
+        "CartPole-v1",
+        "trainer.total_timesteps=64",
+        "env.num_envs=2",
+        "trainer.rollout_length=32",
+        "algorithm.batch_size=32",
+        "telemetry.progress=false",
+    )
+    assert result.code == 0
+    assert "CartPole-v1 with default settings; tuned ones: palaestra train cartpole" in result.err
+
+
 def test_a_missing_file_is_refused_and_its_neighbours_named(palaestra, config):
     result = palaestra("train", "smal.yaml")
     assert result.code == 2

@@ -182,3 +182,12 @@ def test_the_public_names_are_exactly_those_declared():
     visible = {n for n, v in vars(package).items() if not n.startswith("_") and not inspect.ismodule(v)}
     assert set(package.__all__) == visible
     assert len(package.__all__) <= 10
+
+
+def test_a_number_that_is_not_finite_is_found_in_nested_observations_and_in_scalars():
+    space = spaces.Dict({"arm": spaces.Dict({"speed": spaces.Box(-1, 1, (3,))}), "room": spaces.Discrete(4)})
+    layout = ObservationLayout(space)
+    finite = {"arm": {"speed": [0.0, 0.5, 1.0]}, "room": 2}
+    assert layout.find_non_finite(finite) is None
+    assert layout.find_non_finite(finite | {"arm": {"speed": [0.0, 0.5, np.inf]}}) == ("['arm']['speed'][2]", np.inf)
+    assert layout.find_non_finite(finite | {"room": -np.inf}) == ("['room']", -np.inf)

@@ -3,12 +3,15 @@
 import asyncio
 import json
 
+import pytest
 from tests.runs.attempts import wait_until
 from tests.runs.serving import service_thread
 from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
+from palaestra.config import parse_section
+from palaestra.errors import ConfigError
 from palaestra.runs import TrainerService
-from palaestra.runs.archive.retention import RetentionAction
+from palaestra.runs.archive.retention import RetentionAction, RetentionPolicy
 from palaestra.runs.archive.schedule import RetentionSchedule
 from palaestra.runs.phase import Phase
 
@@ -118,6 +121,12 @@ def test_a_failure_of_the_policy_is_logged_and_does_not_end_the_schedule(home, m
     assert "the disk is gone" in caplog.text
 
 
+def test_an_interval_of_less_than_six_minutes_is_refused():
+    assert parse_section(RetentionPolicy, {"every_h": 0.1}, place="retention").every_h == 0.1
+    with pytest.raises(ConfigError, match=r"retention\.every_h = 0\.09: input should be greater than or equal to 0\.1"):
+        parse_section(RetentionPolicy, {"every_h": 0.09}, place="retention")
+
+
 def test_a_service_archives_ended_runs_shortens_outputs_and_leaves_live_runs_and_favorites_alone(home):
     async def end_runs():
         async with run_supervisor(home) as supervisor:
@@ -131,7 +140,8 @@ def test_a_service_archives_ended_runs_shortens_outputs_and_leaves_live_runs_and
     favorite, old, newest = asyncio.run(end_runs())
     output = home.run(newest).attempt(1).stdout
     output.write_bytes(b"x" * (12 << 20))
-    policy = {"every_h": 0.0005, "keep_last": 1, "log_mb": 11}
+    # Unchecked: the shortest interval of a configuration is six minutes.
+    policy = RetentionPolicy(keep_last=1, log_mb=11).model_copy(update={"every_h": 0.0005})
     with service_thread(home, retention=policy):
         service = TrainerService(home)
         live = service.start_run({"steps": 1, "then": "hang"}, runner="echo")

@@ -104,6 +104,17 @@ def test_without_a_progress_display_warnings_still_reach_a_person():
     check_sink(lambda: WarningSink(StringIO()))
 
 
+def test_the_command_that_uploads_an_offline_run_is_shown_and_in_the_journal(open_sinks, journal_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", FakeWandb())
+    heard = io.StringIO()
+    open_sinks(progress=True, stream=heard, wandb="offline").close()
+
+    with JournalReader(journal_path) as reader:
+        (line,) = (record.event for record in reader.read())
+    assert "wandb sync " in line.text
+    assert line.text in heard.getvalue()
+
+
 def test_the_address_of_a_run_on_wandb_is_in_the_journal(open_sinks, journal_path, monkeypatch):
     wandb = FakeWandb()
     monkeypatch.setattr(FakeRun, "url", "https://wandb.ai/me/p/runs/x", raising=False)

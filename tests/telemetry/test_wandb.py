@@ -1,4 +1,3 @@
-import logging
 import sys
 from pathlib import Path
 
@@ -86,24 +85,23 @@ def test_metrics_are_logged_over_environment_steps_with_the_mean_of_the_episodes
     ]
 
 
-def test_an_offline_run_ends_with_the_command_that_uploads_it(tmp_path, caplog):
+def test_an_offline_run_names_the_command_that_uploads_it(tmp_path, monkeypatch):
+    # W&B warns on the terminal when the URL of an offline run is read.
+    monkeypatch.setattr(FakeRun, "url", property(lambda run: pytest.fail("the URL was read")), raising=False)
     wandb = FakeWandb()
     sink = offline(tmp_path, wandb)
 
-    with caplog.at_level(logging.INFO):
-        sink.close()
-        sink.close()
-
-    assert caplog.text.count(f"wandb sync {tmp_path / 'wandb' / 'offline-run-1'}\n") == 1
+    assert sink.notice.endswith(f": wandb sync {tmp_path / 'wandb' / 'offline-run-1'}")
+    sink.close()
+    sink.close()
     assert wandb.runs[0].finished == 1
 
 
-def test_an_online_run_needs_no_such_command(tmp_path, caplog):
-    with caplog.at_level(logging.INFO):
-        environ = {"WANDB_API_KEY": "k"}
-        WandbSink("p", "r", "online", tmp_path, {}, module=FakeWandb(), environ=environ).close()
+def test_an_online_run_needs_no_such_command(tmp_path):
+    sink = WandbSink("p", "r", "online", tmp_path, {}, module=FakeWandb(), environ={"WANDB_API_KEY": "k"})
 
-    assert "wandb sync" not in caplog.text
+    assert sink.notice == ""
+    sink.close()
 
 
 @pytest.mark.parametrize("content", [None, "machine example.org login a password b\n", "not a netrc file {"])

@@ -44,6 +44,11 @@ class TrainedPolicy:
         """
         try:
             batch_size = self._observations.batch_size(observation)
+            non_finite = self._observations.find_non_finite(observation)
+            if non_finite is not None:
+                place, number = non_finite
+                remedy = "Check where the observation comes from, or clip it"
+                raise ConfigError(f"predict(observation){place}", number, "is not finite as float32", remedy)
             stored = self._observations.empty((batch_size or 1,))
             if batch_size is None:
                 self._observations.write(stored, 0, observation)

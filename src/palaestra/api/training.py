@@ -48,14 +48,18 @@ def train(
     `what`: the id of a Gymnasium environment, a class or function that makes one, a configuration (the name of a
     packaged one, a path, or a dictionary; of an environment or of tasks on screens), or a run to continue. `steps`:
     steps in the environment in total; for tasks on screens, updates. `settings`: configuration keys with dots, such as
-    `{"algorithm.learning_rate": 1e-3}` (docs/configuration.md). `name`: beginning of the run id. `callback`: called
-    after every update with its metrics; returning False ends the training. `progress`: show one line of progress; by
-    default in a notebook and on a terminal. `warm_start`: a run or checkpoint to take the weights from. `policy`: a
-    model that replaces the one of a configuration for screens.
+    `{"algorithm.learning_rate": 1e-3}` (docs/configuration.md). `name`: beginning of the id of a new run. `callback`:
+    called after every update with its metrics; returning False ends the training. `progress`: show one line of
+    progress; by default in a notebook and on a terminal. `warm_start`: a run or checkpoint to take the weights from.
+    `policy`: a model that replaces the one of a configuration for screens.
 
     Ctrl-C finishes the update, saves a checkpoint and returns the run.
     """
     request = _read_request(what)
+    if request.resume is not None and name is not None:
+        reason = f"run {request.resume.run_id} is continued and keeps its id"
+        remedy = "Leave it out, or train a new run from its weights: palaestra.train(…, warm_start=run)"
+        raise ConfigError("train(name)", name, reason, remedy)
     data = _apply_settings(request.data, settings or {}, name)
     if steps is not None:
         set_length(data, steps)

@@ -32,6 +32,20 @@ def complete_config(incomplete: str) -> list[str]:
     return [name for name in packaged_configs() if name.startswith(incomplete)]
 
 
+ConfigArgument = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="CONFIG",
+        help="Packaged name (palaestra train --list), environment id, or YAML or JSON file.",
+        show_default=False,
+        autocompletion=complete_config,
+    ),
+]
+OverridesArgument = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
+]
+
 _COLOR = r"\x1b\[[0-9;:]*m"
 _SEQUENCE = (
     r"(?:\x1b\]|\x9d)[^\x07\x1b\x9c\n]*(?:\x07|\x1b\\|\x9c)?"  # titles, links, the clipboard

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from palaestra.cli.app import localize_commands
-from palaestra.cli.terminal import JsonOption, complete_config, format_columns, print_json, sanitize_line
+from palaestra.cli.terminal import (
+    ConfigArgument,
+    JsonOption,
+    OverridesArgument,
+    format_columns,
+    print_json,
+    sanitize_line,
+)
 from palaestra.errors import ConfigError
 from palaestra.extras import UI_AGENTS, require_extras
 from palaestra.files.home import Home
@@ -21,31 +28,19 @@ if TYPE_CHECKING:
     from palaestra.train import TrainingResult
 
 
-_ConfigArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="CONFIG",
-        help="Packaged name (see --list), environment id, or YAML or JSON file. Optional with --resume.",
-        show_default=False,
-        autocompletion=complete_config,
-    ),
-]
 _ConfigOption = Annotated[
     list[str] | None, typer.Option("--config", metavar="CONFIG", help="Configuration, as an option.")
-]
-_OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Override, such as algorithm.learning_rate=1e-3.", show_default=False),
 ]
 
 
 def train_command(
-    config_file: _ConfigArgument = None,
-    overrides: _OverridesArgument = None,
+    config_file: ConfigArgument = None,
+    overrides: OverridesArgument = None,
     config: _ConfigOption = None,
     list_configs: Annotated[bool, typer.Option("--list", help="List the packaged configurations, and exit.")] = False,
     resume: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Resume a run (id, unique prefix of it, or directory).")
+        str | None,
+        typer.Option(metavar="RUN", help="Resume a run (id, unique prefix of it, or directory), without CONFIG."),
     ] = None,
     checkpoint: Annotated[
         str | None,
@@ -97,11 +92,9 @@ def train_command(
     if run is not None and run.is_supervised and into is None:
         # The service would not list an attempt that it did not start, and its own next attempt would collide with it.
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
-    if name is not None:
-        source = read_config(name)
+    source = read_config(name) if name is not None else None
+    if source is not None:
         data, text = source.data, source.text
-        if source.path is None and not quiet:
-            _print_defaults_notice(name)
     else:
         assert run is not None
         data, text = run.read_config(), ""
@@ -113,6 +106,8 @@ def train_command(
     start = run.get_checkpoint(checkpoint) if run is not None and checkpoint is not None else None
     place = None if into is None else Attempt(into.resolve() / f"attempt_{attempt}")
     weights = find_checkpoint(warm_start, root) if warm_start is not None else None
+    if source is not None and source.path is None and not quiet:
+        _print_defaults_notice(data, seed)
     result = run_config(data, seed, root=root, given=text, resume=run, checkpoint=start, into=place, warm_start=weights)
     if os.environ.get("RANK", "0") == "0":  # under torchrun one process speaks for all
         _print_result(result, as_json)
@@ -138,13 +133,20 @@ def _print_configs(as_json: bool) -> None:
     print(localize_commands(f"\nTrain one with: palaestra train NAME. The files are in {CONFIGS.resolve()}"))
 
 
-def _print_defaults_notice(env_id: str) -> None:
-    """Tell that default settings are used, and which packaged configurations train in this environment."""
-    from palaestra.config.packaged import configs_for
+def _print_defaults_notice(data: dict[str, Any], seed: int | None) -> None:
+    """Tell that default settings are used, and which packaged configurations train in this environment.
 
-    names = configs_for(env_id)
+    Checks the configuration first, so that the error is printed alone if it is refused.
+    """
+    from palaestra.config.packaged import configs_for
+    from palaestra.env.make import raise_if_unknown
+    from palaestra.train.config import config_from
+
+    env = config_from(data, seed=seed).env
+    raise_if_unknown(env)
+    names = configs_for(env.id)
     tuned = f"; tuned ones: palaestra train {' or '.join(names)}" if names else ""
-    print(localize_commands(f"{sanitize_line(env_id)} with default settings{tuned}"), file=sys.stderr)
+    print(localize_commands(f"{sanitize_line(env.id)} with default settings{tuned}"), file=sys.stderr)
 
 
 def _split_config_and_overrides(words: list[str], configs: list[str]) -> tuple[str | None, list[str]]:

@@ -18,7 +18,7 @@ from gymnasium import error as gymnasium_error
 from pydantic import Field
 
 from palaestra.config import Section, import_address
-from palaestra.env.envpool.catalogue import pool_ids
+from palaestra.env.envpool.catalogue import find_id, pool_ids
 from palaestra.env.envpool.pool import EnvPoolEnv
 from palaestra.env.factory import EnvFactory, missing_dependency, suppress_gymnasium_warnings
 from palaestra.env.in_process import InProcessEnv
@@ -134,6 +134,14 @@ class KnownEnvironment:
 def base_env_id(env_id: str) -> str:
     """The id of the registered environment that a compiled one copies; any other id unchanged."""
     return env_id.removeprefix("compiled/") if env_id in COMPILED else env_id
+
+
+def raise_if_unknown(config: EnvConfig) -> None:
+    """`UnknownEnvironment` if the backend has no environment of this id. Makes none."""
+    if config.backend == "envpool":
+        find_id(config.id)
+    elif config.id not in COMPILED:
+        EnvFactory(config.id).find_spec()
 
 
 def with_time_limit(config: EnvConfig) -> EnvConfig:

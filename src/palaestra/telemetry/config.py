@@ -67,6 +67,7 @@ def open_telemetry(
     check_telemetry(config)
     with ExitStack() as cleanup:
         sinks: list[Sink] = []
+        notice = ""
 
         def add(sink: Sink) -> None:
             cleanup.callback(sink.close)
@@ -79,12 +80,14 @@ def open_telemetry(
         if config.wandb != "off":
             wandb = WandbSink(config.wandb_project, run_id, config.wandb, run_dir, resolved)
             add(wandb)
-            if wandb.url:
-                # In the journal, where the run service reads it, because the output of W&B is silenced.
-                journal.emit(LogLine("info", f"View run at {wandb.url}"))
+            notice = wandb.notice
         if config.progress:
             add(ProgressSink(total_env_steps, run_id, stream=line or stream, unit=unit, rewrite=line is not None))
         else:
             add(WarningSink(stream))
         cleanup.pop_all()
-    return Telemetry(sinks)
+    telemetry = Telemetry(sinks)
+    if notice:
+        # The output of W&B is silenced; the run service reads the URL in the journal.
+        telemetry.emit(LogLine("info", notice))
+    return telemetry

@@ -1,13 +1,12 @@
 """Logs metrics to Weights & Biases, online or to disk for a later upload.
 
 `wandb` is imported when a sink is opened and never prompts: going online without credentials is refused before a run is
-created. Offline, `close` logs the command that uploads the run.
+created. `notice` says where the run is, or how it is uploaded.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
 import netrc
 import os
 from collections.abc import Mapping
@@ -17,8 +16,6 @@ from urllib.parse import urlsplit
 
 from palaestra.errors import ConfigError
 from palaestra.telemetry.scalar_sink import ScalarSink
-
-_log = logging.getLogger(__name__)
 
 Mode = Literal["online", "offline"]
 
@@ -76,19 +73,19 @@ class WandbSink(ScalarSink):
         self._mode = mode
 
     @property
-    def url(self) -> str:
-        """The URL of the run; empty offline."""
-        return str(getattr(self._run, "url", None) or "")
+    def notice(self) -> str:
+        """The URL of the run, or the command that uploads it; empty if W&B has no URL for it."""
+        if self._mode == "offline":
+            # The files of the run are in DIR/files; `wandb sync` needs DIR.
+            return f"Upload this run to W&B when it has ended: wandb sync {Path(self._run.dir).parent}"
+        url = getattr(self._run, "url", None)
+        return f"View run at {url}" if url else ""
 
     def flush(self) -> None:
         """Do nothing: wandb sends data in its own process."""
 
     def _finish(self) -> None:
-        # The files of the run are in DIR/files; `wandb sync` needs DIR.
-        directory = Path(self._run.dir).parent
         self._run.finish()
-        if self._mode == "offline":
-            _log.info("This run was stored offline. To upload it: wandb sync %s", directory)
 
     def _write(self, env_step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({name: float(value) for name, value in metrics.items()}, step=env_step)

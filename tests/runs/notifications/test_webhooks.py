@@ -11,7 +11,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.runs.serving import service_thread
+from tests.runs.serving import killed_service, service_thread
 from tests.runs.supervisors import echo, run_supervisor, wait_for_end
 
 from palaestra.config import parse_section
@@ -19,7 +19,8 @@ from palaestra.errors import ConfigError
 from palaestra.runs import TrainerService
 from palaestra.runs.config import ServiceConfig
 from palaestra.runs.notifications import webhooks as webhooks_module
-from palaestra.runs.notifications.notification import WebhookConfig, build_notification, find_kind
+from palaestra.runs.notifications.notification import Notification, WebhookConfig, build_notification, find_kind
+from palaestra.runs.notifications.outbox import Outbox, remove_other_outboxes
 from palaestra.runs.notifications.webhooks import Webhooks
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunEvent, RunRecord
@@ -31,9 +32,9 @@ class Receiver:
     """An HTTP server that keeps what it gets and answers with the given codes, then with 200."""
 
     def __init__(self, *codes, location="http://127.0.0.1:1/"):
-        self.requests, answers = [], list(codes)
+        self.requests, self.answers = [], list(codes)
 
-        requests = self.requests
+        requests, answers = self.requests, self.answers
 
         class Answer(http.server.BaseHTTPRequestHandler):
             def do_POST(self):
@@ -243,6 +244,45 @@ def test_a_run_that_ended_without_a_service_is_notified_by_the_next_one(home):
         with service_thread(home, webhooks=[{"url": receiver.url}]):
             wait_until(lambda: receiver.requests, "the notification")
         assert receiver.documents()[0]["text"].startswith(f"{run_id}: succeeded")
+
+
+def test_what_could_not_be_delivered_before_a_kill_is_sent_in_order_by_the_next_service(home):
+    with Receiver(*[503] * 100) as receiver:
+        hook = {"url": f"{receiver.url}/secret-path"}
+        with killed_service(home, webhooks=[hook]) as service:
+            ids = []
+            for _ in range(2):
+                ids.append(service.start_run({"steps": 1}, runner="echo"))
+                service.wait(ids[-1], timeout_s=60)
+            wait_until(lambda: service.webhooks()[0].pending == 2 and receiver.requests, "two that wait")
+        (outbox,) = (home.service / "notifications").iterdir()
+        assert "secret-path" not in outbox.name
+        receiver.answers.clear()
+        receiver.requests.clear()
+        with service_thread(home, webhooks=[hook]):
+            wait_until(lambda: TrainerService(home).webhooks()[0].delivered == 2, "both notifications")
+        assert [document["run"]["run_id"] for document in receiver.documents()] == ids
+        assert list(outbox.iterdir()) == []
+        with service_thread(home, webhooks=[hook]):
+            assert TrainerService(home).webhooks()[0].pending == 0
+
+
+def test_notifications_on_disk_are_private_and_go_with_their_webhook(home, caplog):
+    root = home.service / "notifications"
+    kept, gone = Outbox(root, "https://a/"), Outbox(root, "https://b/")
+    for outbox in (kept, gone):
+        for number in range(3):
+            outbox.add(Notification(f"r:{number}", "ended", b"{}"))
+    kept.remove(Notification("r:1", "ended", b"{}"))
+    (kept.directory / "000000007.json").write_text("{ not JSON")
+    assert {path.stat().st_mode & 0o777 for path in kept.directory.glob("00000000[0-2].json")} == {0o600}
+    again = Outbox(root, "https://a/")
+    remove_other_outboxes(root, [again])
+    assert list(root.iterdir()) == [again.directory]
+    assert [notification.id for notification in again.load()] == ["r:0", "r:2"]
+    assert "is not a notification and is removed" in caplog.text
+    again.add(Notification("r:3", "ended", b"{}"))
+    assert [notification.id for notification in Outbox(root, "https://a/").load()] == ["r:0", "r:2", "r:3"]
 
 
 def test_only_ends_and_alarms_are_notifications_and_secrets_are_replaced(home, monkeypatch):

@@ -14,7 +14,15 @@ from palaestra.cli.app import localize_commands
 from palaestra.cli.runs.manage import confirm, connect_service, resolve_runs
 from palaestra.cli.runs.request import ProgramCommand, build_spec, get_program, resolve_checkpoint
 from palaestra.cli.runs.sweeps import SweepOptions, build_sweep, parse_words, start_sweep
-from palaestra.cli.terminal import JsonOption, RunArgument, YesOption, complete_config, print_json, sanitize_line
+from palaestra.cli.terminal import (
+    ConfigArgument,
+    JsonOption,
+    OverridesArgument,
+    RunArgument,
+    YesOption,
+    print_json,
+    sanitize_line,
+)
 from palaestra.errors import ConsentRequired
 from palaestra.intervals import format_return
 
@@ -29,19 +37,6 @@ _RETURN_WINDOW = 100
 _UNREPORTED_EVENTS = ("note", "first_sign", "adopted")
 
 
-_ConfigArgument = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="CONFIG",
-        help="Packaged name (palaestra train --list), environment id, or file of the runner.",
-        show_default=False,
-        autocompletion=complete_config,
-    ),
-]
-_OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE", help="Override, such as trainer.total_timesteps=50000.", show_default=False),
-]
 _RunnerOption = Annotated[str, typer.Option(metavar="RUNNER", help="Trainer to use; see palaestra runners.")]
 _ScriptOption = Annotated[
     str | None, typer.Option(metavar="SCRIPT", help="Script or algorithm of the runner, such as dqn.")
@@ -89,8 +84,8 @@ _ExplainOption = Annotated[
 
 def start(
     ctx: typer.Context,
-    config_file: _ConfigArgument = None,
-    overrides: _OverridesArgument = None,
+    config_file: ConfigArgument = None,
+    overrides: OverridesArgument = None,
     runner: _RunnerOption = "palaestra",
     script: _ScriptOption = None,
     env: Annotated[str | None, typer.Option(metavar="ENV", help="Environment id.")] = None,

@@ -90,7 +90,7 @@ class PoolSpec:
 
 def find_spec(env_id: str, kwargs: Mapping[str, Any], max_episode_steps: int | None) -> PoolSpec:
     """The environment of a configuration; `ConfigError` if EnvPool cannot provide it."""
-    name = _find_id(env_id)
+    name = find_id(env_id)
     family = _FAMILIES[_registry()[name][0]]
     for key, place in _OURS.items():
         if key in kwargs:
@@ -118,7 +118,8 @@ def pool_ids() -> list[str]:
     return sorted(name for name, (module, *_) in _registry().items() if module in _FAMILIES)
 
 
-def _find_id(env_id: str) -> str:
+def find_id(env_id: str) -> str:
+    """EnvPool's name of an environment; `UnknownEnvironment` if it has none."""
     registered = _registry()
     name = env_id
     if name not in registered and name.startswith("ALE/"):

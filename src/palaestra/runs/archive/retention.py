@@ -23,9 +23,9 @@ class RetentionPolicy(Section):
     Runs that have not ended and favorites are always kept, with all of their files.
     """
 
-    every_h: float | None = Field(default=None, gt=0, le=8760)
-    """Apply the policy automatically, every this many hours while a service runs; null: only by `runs gc --yes`.
-    `palaestra runs gc` shows what was done."""
+    every_h: float | None = Field(default=None, ge=0.1, le=8760)
+    """Apply the policy automatically, every this many hours (at least 0.1) while a service runs; null: only by
+    `runs gc --yes`. `palaestra runs gc` shows what was done."""
     archive_after_days: float | None = Field(default=None, ge=0)
     """Archive a run this many days after it ended; it can be restored."""
     delete_archived_after_days: float | None = Field(default=None, ge=0)

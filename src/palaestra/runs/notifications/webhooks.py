@@ -1,7 +1,8 @@
 """Delivers notifications to webhooks, each in a thread of its own.
 
 A receiver that is slow or does not answer delays only its own notifications: the event loop puts them into a queue and
-goes on. A notification that no try delivered, or for which the queue has no room, is counted and logged.
+goes on. A notification that no try delivered, or for which the queue has no room, is counted and logged. The others are
+on disk until they are delivered, so that the next service sends what waits when this one ends or is killed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from palaestra.runs.notifications.notification import (
     build_test_notification,
     find_kind,
 )
+from palaestra.runs.notifications.outbox import Outbox, remove_other_outboxes
 from palaestra.runs.record import RunEvent, RunRecord
 from palaestra.runs.wire import API_SCHEMA
 
@@ -87,20 +89,31 @@ class Webhooks:
         clock: Callable[[], float] = time.time,
     ) -> None:
         """`ConfigError` if the secret of a webhook cannot be read."""
-        self._receivers = [_Receiver(config, _read_secret(home, config)) for config in configs]
+        self._root = home.service / "notifications"
+        urls = [config.url for config in configs]
+        # Two webhooks may have the same address and different kinds.
+        outboxes = [Outbox(self._root, f"{url} {urls[:index].count(url)}") for index, url in enumerate(urls)]
+        self._receivers = [
+            _Receiver(config, _read_secret(home, config), outbox)
+            for config, outbox in zip(configs, outboxes, strict=True)
+        ]
         self._get_run, self._clock = get_run, clock
         self._alarms: dict[tuple[str, int, str], float] = {}
         """When an alarm of a run was last sent, by run, attempt and code."""
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, events: AsyncIterator[tuple[str, RunEvent]]) -> None:
-        """Send what these events call for. Subscribes to them before it returns."""
+        """Send what the last service left, then what these events call for. Subscribes before it returns."""
+        remove_other_outboxes(self._root, [receiver.outbox for receiver in self._receivers])
+        for receiver in self._receivers:
+            for notification in receiver.outbox.load():
+                receiver.add(notification, is_stored=True)
         if self._receivers:
             self._task = asyncio.create_task(self._follow(events))
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Stop. A notification that is being sent gets a second to arrive; the others are lost."""
+        """Stop. A notification that is being sent gets a second to arrive; the next service sends the others."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -162,8 +175,8 @@ class Webhooks:
 class _Receiver:
     """The queue and the thread of one webhook."""
 
-    def __init__(self, config: WebhookConfig, secret: bytes | None) -> None:
-        self.config, self._secret = config, secret
+    def __init__(self, config: WebhookConfig, secret: bytes | None, outbox: Outbox) -> None:
+        self.config, self.outbox, self._secret = config, outbox, secret
         self._queue: queue.Queue[Notification | None] = queue.Queue(_MAX_QUEUED)
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -171,8 +184,10 @@ class _Receiver:
         self._last_error = ""
         self._lock = threading.Lock()
 
-    def add(self, notification: Notification) -> None:
+    def add(self, notification: Notification, *, is_stored: bool = False) -> None:
         """Send a notification soon. Returns at once."""
+        if not is_stored:
+            self.outbox.add(notification)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="palaestra-webhook", daemon=True)
             self._thread.start()
@@ -195,7 +210,7 @@ class _Receiver:
             self._thread.join(max(0.0, timeout_s))
         pending = self.status().pending
         if pending:
-            _log.warning("%s: %d notifications were not delivered: the service ends", self.config.shown_url, pending)
+            _log.info("%s: %d notifications are left to the next service", self.config.shown_url, pending)
 
     def status(self) -> WebhookStatus:
         """What was sent so far."""
@@ -241,6 +256,7 @@ class _Receiver:
             self._pending -= 1
             self._delivered += not problem
             self._failed += bool(problem)
+        self.outbox.remove(notification)
         if problem:
             _log.warning("%s: notification %s is dropped: %s", self.config.shown_url, notification.id, problem)
 
