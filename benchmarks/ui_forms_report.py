@@ -130,11 +130,24 @@ def build_form_rows(results: dict) -> list[list[str]]:
     return rows
 
 
+def describe(results: dict) -> str:
+    """How the results were measured."""
+    settings, machine = results["settings"], results.get("machine", {})
+    parts = [f"held-out seeds from {settings['held_out']:,}, {settings['episodes']} episodes per evaluation"]
+    if settings.get("demonstrations"):
+        parts.append(
+            f"{settings['demonstrations']} demonstrations per task, imitated in {settings['warm_start']} updates"
+        )
+    parts.append(f"{settings['updates']} updates of reinforcement")
+    where = f" {machine['date']}, {machine['processor']}, {machine['cores']} cores." if machine else ""
+    return f"Measured by `python -m benchmarks.ui_forms`: {'; '.join(parts)}.{where} Per cent solved (95 % interval).\n"
+
+
 def write_report(results: dict, table: Path, curves: Path) -> None:
     """The tables as Markdown, and the curves as PNG."""
     tables = [build_stage_rows(results, way) for way in WAYS]
     tables += [build_seed_rows(results), build_form_rows(results)]
-    table.write_text("\n".join(format_table(rows) for rows in tables if len(rows) > 1))
+    table.write_text("\n".join([describe(results), *(format_table(rows) for rows in tables if len(rows) > 1)]))
     if any(run.get("curves") for run in results["runs"]):
         draw_curves(results, curves)
 

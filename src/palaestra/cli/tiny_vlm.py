@@ -38,7 +38,7 @@ def make(
 ) -> None:
     """Train a new model on synthetic screens.
 
-    Takes minutes on one core; tiny-reader about an hour.
+    Takes minutes on one core; tiny-reader one to two hours.
     """
     require_extras("tiny-vlm", "vlm")
     from palaestra.errors import ConfigError
