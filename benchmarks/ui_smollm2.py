@@ -6,7 +6,8 @@ pages and with wordings that occur neither in the training on synthetic pages no
 the instruction is hidden on all pages, so a model knows the instruction from its prompt only. `--other` measures a
 further reading model, such as tiny-reader, on the same episodes without training it.
 
-Results are written to benchmarks/results/ui_smollm2.json after each stage, and what is there is not measured again.
+Results are written to benchmarks/results/ui_smollm2.json after each stage, and what is there is not measured again; the
+table is beside it.
 """
 
 from __future__ import annotations
@@ -155,7 +156,9 @@ def main(arguments: list[str] | None = None) -> None:
         model = config.model.model_copy(update={"name": given.other, "dtype": "float32", "max_new_tokens": 40})
         name = "tiny-reader" if given.other == "tiny-reader" else Path(given.other).name
         measure(results, name, config, VLMPolicy.from_config(model), given.episodes)
-    sys.stdout.write(draw_table(results["outcomes"]))
+    table = draw_table(results["outcomes"])
+    RESULTS.with_suffix(".md").write_text(table)
+    sys.stdout.write(table)
 
 
 if __name__ == "__main__":
