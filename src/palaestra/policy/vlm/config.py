@@ -27,7 +27,7 @@ class ModelConfig(Section):
     """Branch, tag or commit on the hub. A commit makes a run repeatable; a branch may move."""
 
     use_lora: bool = True
-    """Train LoRA adapters and freeze the weights. False trains the weights themselves, which takes about 20 bytes each."""
+    """Train LoRA adapters and freeze the weights. False trains the weights themselves, at about 20 bytes each."""
 
     lora_target_option: TargetOption = "attention+mlp"
     """Linear layers of the language model that get an adapter. Attention alone learns less at the same rank."""
