@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -14,7 +15,9 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 
 
 def _command(*words: str) -> str:
-    done = subprocess.run([sys.executable, "-m", "palaestra", *words], capture_output=True, text=True, check=False)
+    # Found by its name, as a user calls it: hints repeat the program as it was called.
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    done = subprocess.run(["palaestra", *words], capture_output=True, text=True, check=False, env=environment)
     return f"$ palaestra {' '.join(words)}\n{done.stdout}{done.stderr}"
 
 
@@ -52,14 +55,14 @@ def _progress() -> None:
 
     trainer.train(config.total_timesteps, config.rollout_length, callback=after)
     console.print(sink.panel(console, time.monotonic()))
-    console.save_svg(str(IMAGES / "progress.svg"), title="palaestra train configs/ppo/cartpole.yaml")
+    console.save_svg(str(IMAGES / "progress.svg"), title="palaestra train cartpole")
 
 
 def main() -> None:
     """Write every picture."""
     IMAGES.mkdir(parents=True, exist_ok=True)
     _picture("help", "palaestra --help", _command("--help"))
-    _picture("error", "an error", _command("train", "configs/ppo/cartpole.yaml", "algorithm.learning_rat=1e-3"))
+    _picture("error", "an error", _command("train", "cartpole", "algorithm.learning_rat=1e-3"))
     _progress()
 
 

@@ -3,7 +3,7 @@
 import pytest
 from PySide6.QtCore import QEvent, QPoint, Qt
 from PySide6.QtGui import QColor, QImage, QKeyEvent
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QLabel
 
 from palaestra.errors import ConfigError
 from palaestra.runs.play.state import CellGrid
@@ -29,6 +29,18 @@ def test_a_page_that_does_not_exist_and_a_file_that_cannot_be_written_are_refuse
         take_screenshot(client, tmp_path / "page.png", "nowhere", "dark")
     with pytest.raises(ConfigError, match="cannot be written"):
         take_screenshot(client, tmp_path / "absent" / "page.png", "welcome", "dark")
+
+
+def test_no_text_of_the_first_page_is_cut_off(open_window):
+    driver = open_window()
+    driver.window.resize(1440, 900)
+    driver.window.show_page("welcome")
+    driver.settle()
+    texts = [text for text in driver.window.pages["welcome"].findChildren(QLabel) if text.text()]
+    assert len(texts) > 8
+    for text in texts:
+        needed = text.heightForWidth(text.width()) if text.hasHeightForWidth() else text.sizeHint().height()
+        assert text.height() >= needed, text.text()
 
 
 @pytest.mark.parametrize("env_id", ["FrozenLake-v1", "CliffWalking-v1", "Taxi-v4"])

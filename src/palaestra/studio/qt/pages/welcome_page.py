@@ -28,7 +28,6 @@ class WelcomePage(View):
             "muted",
             wrap=True,
         )
-        text.setMaximumWidth(560)
         self._cards = [
             self._card("1", "Play CartPole yourself", "Keep the pole upright with the arrow keys.", "Play", steps.play),
             self._card("2", "Train an agent", "PPO learns it in about ten seconds on one core.", "Train", steps.train),
