@@ -1,8 +1,8 @@
 """From a pretrained model to forms: a warm start on demonstrations, then reinforcement, on the same held-out seeds.
 
 `python -m benchmarks.ui_forms` takes configs/ui/forms.yaml, or another `--config`, through its stages: record
-demonstrations on training seeds, imitate them (the warm start; `--warm-start 0` leaves it out), reinforce, with
-`--share` of demonstrations beside the episodes. The pretrained model, the warm start and
+demonstrations of the tasks that have an oracle on training seeds, imitate them (the warm start; `--warm-start 0` leaves
+it out), reinforce, with `--share` of demonstrations beside the episodes. The pretrained model, the warm start and
 every reinforced model play the same held-out seeds, with sampled and with greedy actions. `--algorithms
 grpo,rejection_sampling,ppo --seeds 1..3` compares algorithms from one warm start at equal episodes: every update plays
 as many, and nothing is played again in place of groups without a signal. `--form` measures the last rung,
@@ -38,6 +38,7 @@ from palaestra.config.file import read_config_file
 from palaestra.experience.trajectory import Outcome
 from palaestra.experience.trajectory_archive import TrajectoryArchive
 from palaestra.files.run_directory import RunDirectory
+from palaestra.sessions.suites import make_task
 
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
@@ -129,6 +130,12 @@ class Measurement:
         self.save()
 
 
+def has_oracle(task: dict) -> bool:
+    """Whether demonstrations of a task of a configuration can be recorded."""
+    suite, _, name = task["task"].partition("/")
+    return make_task(suite, name, 0, task.get("params", {})).oracle is not None
+
+
 def results_file(name: str) -> Path:
     """The results of the configuration of this name."""
     return RESULTS / f"ui_{name}.json"
@@ -197,7 +204,9 @@ def measure(m: Measurement, config: dict, until: str, algorithms: list[str], see
     """The stages up to `until`; of the reinforced models, seeds first, so that all algorithms have the same seeds."""
     stages, runs, settings = m.results["stages"], m.results["runs"], m.results["settings"]
     if settings["demonstrations"] and "demonstrations" not in stages:
-        stages["demonstrations"] = m.record(config, "demos", len(config["tasks"]) * settings["demonstrations"])
+        demonstrated = [task for task in config["tasks"] if has_oracle(task)]
+        episodes = len(demonstrated) * settings["demonstrations"]
+        stages["demonstrations"] = m.record(config | {"tasks": demonstrated}, "demos", episodes)
         m.save()
     if until == "demonstrations":
         return

@@ -74,23 +74,22 @@ def join_tasks(outcomes: Outcomes) -> str:
 
 
 def build_stage_rows(results: dict, way: str) -> list[list[str]]:
-    """A row per task and one for all: each stage, and the difference of each algorithm to the warm start."""
-    stages = {name: results["stages"][name][way] for name in ("pretrained", "warm_start") if has(results, name, way)}
+    """A row per task and one for all: each stage, and each algorithm with its differences to the stages before."""
+    stages = {name: results["stages"][name][way] for name in AGAINST if has(results, name, way)}
     if not stages:
         return []
     runs = runs_by_algorithm(results, way)
-    *_, start = stages
     titles = [way, *(name.replace("_", " ") for name in stages)]
     for algorithm in runs:
-        titles += [algorithm.replace("_", " "), AGAINST[start]]
+        titles += [algorithm.replace("_", " "), *(AGAINST[name] for name in stages)]
     rows = [titles]
     tasks = sorted(stages["pretrained"])
     for name, select in [("all", join_tasks), *((f"`{task}`", lambda one, task=task: one[task]) for task in tasks)]:
         row = [name, *(format_share(count_outcomes(select(one))) for one in stages.values())]
         for own in runs.values():
             played = [select(run[way]) for run in own]
-            difference = paired_difference(played, select(stages[start]))
-            row += [format_share(count_outcomes("".join(played))), format_difference(difference)]
+            row.append(format_share(count_outcomes("".join(played))))
+            row += [format_difference(paired_difference(played, select(one))) for one in stages.values()]
         rows.append(row)
     return rows
 
@@ -107,11 +106,12 @@ def runs_by_algorithm(results: dict, way: str) -> dict[str, list[dict]]:
 
 
 def build_seed_rows(results: dict) -> list[list[str]]:
-    """A row per run: success with sampled and greedy actions, and the minutes of training."""
-    rows = [["algorithm", "seed", *WAYS, "minutes of training"]]
-    for algorithm, own in runs_by_algorithm(results, WAYS[-1]).items():
+    """A row per run: success in each way that was measured, and the minutes of training."""
+    ways = [way for way in WAYS if any(way in run for run in results["runs"])]
+    rows = [["algorithm", "seed", *ways, "minutes of training"]]
+    for algorithm, own in runs_by_algorithm(results, "sampled").items():
         for run in own:
-            shares = [format_share(count_outcomes(join_tasks(run[way]))) for way in WAYS]
+            shares = [format_share(count_outcomes(join_tasks(run[way]))) if way in run else "–" for way in ways]
             rows.append([algorithm.replace("_", " "), str(run["seed"]), *shares, f"{run['minutes']:.0f}"])
     return rows
 

@@ -65,13 +65,15 @@ def test_the_difference_of_several_runs_is_bootstrapped_over_seeds():
     assert paired_difference(["1-", "0-"], "11")[0] == -0.5
 
 
-def test_a_table_has_a_row_per_task_and_a_pair_of_columns_per_algorithm():
+def test_a_table_has_a_row_per_task_and_compares_each_algorithm_with_every_stage_before():
     titles, everything, first, second = build_stage_rows(RESULTS, "sampled")
-    assert titles == ["sampled", "pretrained", "warm start", "grpo", "against the warm start"]
+    against = ["against the pretrained model", "against the warm start"]
+    assert titles == ["sampled", "pretrained", "warm start", "grpo", *against]
     assert [row[0] for row in (everything, first, second)] == ["all", "`t/a`", "`t/b`"]
     assert everything[1].startswith("0 (0 to")
     assert first[3].startswith("88 (")
-    assert first[4].startswith("+62 (")
+    assert first[4].startswith("+88 (")
+    assert first[5].startswith("+62 (")
     assert build_form_rows(RESULTS)[1][0] == "pretrained"
     assert build_form_rows(RESULTS)[1][2] == "-0.50"
 
