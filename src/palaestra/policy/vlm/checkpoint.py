@@ -27,7 +27,7 @@ from torch import Tensor
 from palaestra.errors import CheckpointError
 from palaestra.files.atomic import atomic_directory
 from palaestra.files.checkpoint import check_files, digest_files, read_digests
-from palaestra.policy.vlm.loading import LoadedModel
+from palaestra.policy.vlm.loading import LoadedModel, hide_progress_bar
 from palaestra.policy.vlm.lora import adapted_modules, adapter_tensors
 from palaestra.policy.vlm.network import Network
 from palaestra.policy.weight_sync import copy_weights
@@ -128,7 +128,9 @@ def export_merged(network: Network, loaded: LoadedModel, path: Path, *, version:
 
 
 def _save_model(model: Any, loaded: LoadedModel, directory: Path, weights: Mapping[str, Tensor] | None = None) -> None:
-    model.save_pretrained(directory, state_dict=None if weights is None else model.state_dict() | weights)
+    # A checkpoint is saved every few minutes, and the bar would interrupt the progress of the training.
+    with hide_progress_bar():
+        model.save_pretrained(directory, state_dict=None if weights is None else model.state_dict() | weights)
     loaded.tokenizer.save_pretrained(directory)
     loaded.image_processor.save_pretrained(directory)
     (directory / "chat_template.jinja").write_text(loaded.chat_template, encoding="utf-8")

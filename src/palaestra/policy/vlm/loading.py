@@ -69,7 +69,7 @@ def load_model(config: ModelConfig) -> LoadedModel:
     _check_image_processor(config, settings, tokenizer, images)
     if config.attn_implementation is not None:
         options["attn_implementation"] = config.attn_implementation
-    with _no_progress_bar() if config.name in BUILT_IN else nullcontext():
+    with hide_progress_bar() if config.name in BUILT_IN else nullcontext():
         model, report = _load(
             config,
             "the weights",
@@ -85,7 +85,8 @@ def load_model(config: ModelConfig) -> LoadedModel:
 
 
 @contextmanager
-def _no_progress_bar() -> Iterator[None]:
+def hide_progress_bar() -> Iterator[None]:
+    """Let transformers show no progress bars."""
     from transformers.utils import logging as bars
 
     enabled = bars.is_progress_bar_enabled()
