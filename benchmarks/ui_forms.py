@@ -118,14 +118,14 @@ class Measurement:
                 stage[f"{way}_return"] = document["mean_return"]
                 self.save()
 
-    def train(self, config: dict, seed: int = 1) -> RunDirectory:
-        """Train in a separate process."""
+    def train(self, config: dict, seed: int = 1, start: Path | None = None) -> RunDirectory:
+        """Train in a separate process, from the weights of the checkpoint `start` if there is one."""
         print(f"training {config['algorithm']['name']}, seed {seed}", flush=True)
-        return train_model(config, seed, self.home)
+        return train_model(config, seed, self.home, start)
 
-    def train_warm_start(self, config: dict, stages: dict, before: str, after: str) -> None:
+    def train_warm_start(self, config: dict, stages: dict, before: str, after: str, start: Path | None = None) -> None:
         """Imitate; adds the stages before and after. A run saves the model that it starts with."""
-        first, *_, last = list_checkpoints(self.train(config))
+        first, *_, last = list_checkpoints(self.train(config, start=start))
         stages[before], stages[after] = ({"checkpoint": self.relative(one)} for one in (first, last))
         self.save()
 
@@ -162,11 +162,9 @@ def read_curves(run: RunDirectory) -> dict[str, list[float | None]]:
     }
 
 
-def imitate(config: dict, demonstrations: Path, trainer: dict, adapter: Path | None = None) -> dict:
+def imitate(config: dict, demonstrations: Path, trainer: dict) -> dict:
     """The configuration of supervised learning from demonstrations."""
-    model = config["model"] | ({} if adapter is None else {"adapter": str(adapter)})
     return config | {
-        "model": model,
         "algorithm": {"name": "supervised"},
         "demonstrations": {"path": str(demonstrations)},
         "trainer": config["trainer"] | trainer,
@@ -174,25 +172,18 @@ def imitate(config: dict, demonstrations: Path, trainer: dict, adapter: Path | N
 
 
 def reinforce(
-    config: dict,
-    algorithm: str,
-    adapter: Path | None,
-    updates: int,
-    demonstrations: Path | None = None,
-    share: float = 0.0,
+    config: dict, algorithm: str, updates: int, demonstrations: Path | None = None, share: float = 0.0
 ) -> dict:
-    """The configuration of reinforcement from a checkpoint or from the pretrained model.
+    """The configuration of reinforcement.
 
     Every update plays the same number of episodes; `share` of what it learns from are demonstrations.
     """
     length = {"num_training_steps": updates, "decay_updates": updates, "max_refills": 0}
-    model = config["model"] | ({} if adapter is None else {"adapter": str(adapter)})
     mixed = {"demonstrations": {"path": str(demonstrations), "share": share}} if share else {}
     return (
         config
         | mixed
         | {
-            "model": model,
             "algorithm": ALGORITHMS[algorithm],
             "trainer": config["trainer"] | length,
             "trajectories_kept": 200,
@@ -227,7 +218,7 @@ def measure(m: Measurement, config: dict, until: str, algorithms: list[str], see
             started = time.monotonic()
             start = m.find(stages["warm_start"]["checkpoint"]) if "warm_start" in stages else None
             share = settings["share_percent"] / 100
-            trained = m.train(reinforce(config, algorithm, start, settings["updates"], demonstrations, share), seed)
+            trained = m.train(reinforce(config, algorithm, settings["updates"], demonstrations, share), seed, start)
             run = {"algorithm": algorithm, "seed": seed, "minutes": round((time.monotonic() - started) / 60, 1)}
             first, *_, last = list_checkpoints(trained)
             # Without a warm start, a run begins with the pretrained model.
@@ -266,12 +257,11 @@ def measure_form(m: Measurement, base: dict) -> None:
         m.save()
     if "warm_start" not in form:
         start = m.find(m.results["runs"][0]["checkpoint"])
-        m.train_warm_start(
-            imitate(config, demonstrations, FORM_WARM_START, start), form, "after_other_forms", "warm_start"
-        )
+        imitation = imitate(config, demonstrations, FORM_WARM_START)
+        m.train_warm_start(imitation, form, "after_other_forms", "warm_start", start)
     if "grpo" not in form:
         start = m.find(form["warm_start"]["checkpoint"])
-        run = m.train(reinforce(config, "grpo", start, FORM_UPDATES))
+        run = m.train(reinforce(config, "grpo", FORM_UPDATES), start=start)
         form["grpo"] = {"checkpoint": m.relative(list_checkpoints(run)[-1])}
         m.save()
     for stage in FORM_STAGES:

@@ -33,11 +33,12 @@ def run_palaestra(home: Path, *words: object) -> dict:
     return json.loads(done.stdout)
 
 
-def train_model(config: dict, seed: int, home: Path) -> RunDirectory:
-    """Train in a separate process."""
+def train_model(config: dict, seed: int, home: Path, start: Path | None = None) -> RunDirectory:
+    """Train in a separate process, from the weights of the checkpoint `start` if there is one."""
     file = home / "config.json"
     file.write_text(json.dumps(config))
-    document = run_palaestra(home, "train", file, f"trainer.seed={seed}", "--quiet")
+    warm_start = () if start is None else ("--warm-start", start)
+    document = run_palaestra(home, "train", file, f"trainer.seed={seed}", *warm_start, "--quiet")
     return RunDirectory.find(document["run_id"], home / "var" / "training" / "runs")
 
 

@@ -117,10 +117,8 @@ def test_every_stage_is_a_valid_configuration(tmp_path):
     config = dict(read_config_file(ui_forms.CONFIG))
     imitation = screen_config_from(ui_forms.imitate(config, tmp_path, {"num_training_steps": 12}))
     assert imitation.algorithm["name"] == "supervised"
-    (tmp_path / "adapter_config.json").write_text('{"r": 16, "lora_alpha": 32}')
     for algorithm in ui_forms.ALGORITHMS:
-        reinforced = screen_config_from(ui_forms.reinforce(config, algorithm, tmp_path, 5))
+        reinforced = screen_config_from(ui_forms.reinforce(config, algorithm, 5))
         assert (reinforced.trainer.num_training_steps, reinforced.trainer.max_refills) == (5, 0)
-        assert reinforced.model.adapter == tmp_path
-        mixed = screen_config_from(ui_forms.reinforce(config, algorithm, None, 5, tmp_path, 0.25))
-        assert (mixed.model.adapter, mixed.demonstrations.share) == (None, 0.25)
+        mixed = screen_config_from(ui_forms.reinforce(config, algorithm, 5, tmp_path, 0.25))
+        assert (reinforced.demonstrations.path, mixed.demonstrations.path) == (None, tmp_path)
