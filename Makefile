@@ -90,11 +90,9 @@ bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous
 	  --episodes 40 --held-out 500000 --algorithms grpo,rejection_sampling,ppo --seeds 1..3 --sampled
 	$(BIN)/palaestra tiny-vlm make --model tiny-reader --tower tiny-reader --steps 500 --output var/short-reader
 	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/data_entry.yaml --model var/short-reader --demonstrations 16 \
-	  --warm-start 6 --updates 24 --episodes 60 --held-out 400000 --sampled
-	$(BIN)/python -m benchmarks.ui_forms --demonstrations 8 --warm-start 4 --updates 40 --episodes 60 --held-out 300000 --sampled
-	$(BIN)/palaestra tiny-vlm make --model tiny-reader --tower tiny-reader --steps 1000 --output var/early-reader
-	$(BIN)/python -m benchmarks.ui_forms --name forms_early --model var/early-reader --demonstrations 24 --warm-start 30 \
-	  --updates 24 --share 25 --algorithms rejection_sampling --episodes 60 --held-out 800000 --sampled
+	  --warm-start 6 --updates 80 --episodes 60 --held-out 600000 --sampled
+	$(BIN)/python -m benchmarks.ui_forms --demonstrations 60 --warm-start 100 --warm-start-rate 3e-4 --updates 48 \
+	  --episodes 60 --held-out 1100000 --sampled
 	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/miniwob.yaml --demonstrations 0 --warm-start 0 --updates 48 \
 	  --episodes 60 --held-out 400000 --algorithms grpo,rejection_sampling --sampled
 	$(BIN)/python -m benchmarks.ui_async

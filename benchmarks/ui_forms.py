@@ -67,7 +67,7 @@ STAGES = ("demonstrations", "pretrained", "warm_start", "rl")
 class Measurement:
     """Results of a configuration that are saved after each stage, and the directory of the runs."""
 
-    def __init__(self, name: str, home: Path, settings: dict[str, int], ways: Sequence[str] = WAYS) -> None:
+    def __init__(self, name: str, home: Path, settings: dict[str, float], ways: Sequence[str] = WAYS) -> None:
         self.home, self._file, self._ways = home.resolve(), results_file(name), ways
         self.home.mkdir(parents=True, exist_ok=True)
         self.results: dict = {"machine": facts(), "settings": settings, "stages": {}, "runs": [], "form": {}}
@@ -205,7 +205,8 @@ def measure(m: Measurement, config: dict, until: str, algorithms: list[str], see
     if settings["warm_start"] and "warm_start" not in stages:
         length = {"num_training_steps": settings["warm_start"], "decay_updates": settings["warm_start"]}
         assert demonstrations is not None
-        imitation = imitate(config, demonstrations, {"batch_size": WARM_START_BATCH, **length})
+        rate = {"learning_rate": settings["warm_start_rate"]} if settings.get("warm_start_rate") else {}
+        imitation = imitate(config, demonstrations, {"batch_size": WARM_START_BATCH, **length, **rate})
         m.train_warm_start(imitation, stages, "pretrained", "warm_start")
     for stage in ("pretrained", "warm_start"):
         if stage in stages:
@@ -295,6 +296,9 @@ def main() -> None:
         "--demonstrations", type=int, default=DEMONSTRATIONS_PER_TASK, help="demonstrations per task; 0: none"
     )
     parser.add_argument("--warm-start", type=int, default=WARM_START_UPDATES, help="updates of the warm start; 0: none")
+    parser.add_argument(
+        "--warm-start-rate", type=float, help="learning rate of the warm start; default: the configuration's"
+    )
     parser.add_argument("--share", type=int, default=0, help="per cent of demonstrations beside episodes")
     parser.add_argument("--episodes", type=int, default=EPISODES_PER_TASK, help="episodes per task in each evaluation")
     parser.add_argument("--held-out", type=int, default=HELD_OUT, help="first held-out seed")
@@ -317,7 +321,7 @@ def main() -> None:
             "share_percent": asked.share,
             "episodes": asked.episodes * len(config["tasks"]),
             "held_out": asked.held_out,
-        }
+        } | ({"warm_start_rate": asked.warm_start_rate} if asked.warm_start_rate else {})
         m = Measurement(name, asked.home / name, settings, WAYS[:1] if asked.sampled else WAYS)
         if asked.form:
             measure_form(m, config)

@@ -21,7 +21,7 @@ FORM_STAGES = {
 AGAINST = {"pretrained": "against the pretrained model", "warm_start": "against the warm start"}
 DRAWS = 10_000
 WINDOW = 4
-"""Updates on either side over which a curve is averaged: an update plays eight groups of seventeen tasks."""
+"""Updates on either side over which a curve is averaged: an update plays sixteen groups of twenty-four tasks."""
 
 Outcomes = dict[str, str]
 """By task, a character per held-out seed: 1 solved, 0 not solved, - the session failed."""
