@@ -122,6 +122,7 @@ class _ScreenRun(ModelRun):
             seed=c.trainer.seed,
             threads=c.inference.torch_threads,
             restarts=c.inference.restarts,
+            preprocessor=self._policy.preprocessor,
         )
         self.publisher = SamplerPublisher(self._policy, self._process)
         return self._process

@@ -1,10 +1,12 @@
-"""A sampler in a process of its own: a child that dies is replaced, a bounded number of times."""
+"""A sampler in a process of its own: a child that dies is replaced, and shares with the learner what it reads."""
 
 import io
 import os
 import signal
+from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
 
 from palaestra.errors import CollectorFailed
@@ -47,6 +49,38 @@ def test_a_sampler_that_is_killed_is_replaced_and_answers_the_same_with_the_newe
         assert "ended with status -9" in sampler.failures[0]
     finally:
         sampler.close()
+
+
+READER = ModelConfig(name="tiny-reader", max_new_tokens=6, history=0, lora_rank=4)
+FORM = Path(__file__).parents[1] / "screen_reader" / "form.png"
+
+
+def test_the_learner_reads_no_picture_that_the_child_has_read():
+    picture = Picture(FORM.read_bytes(), (160, 210))
+    request = ReplyRequest(Conversation("", "Press Submit.", (), picture), 5)
+    policy = VLMPolicy.from_config(READER, seed=1)
+    own = policy.preprocessor.image_processor(images=[policy.preprocessor.resize(picture)])["pixel_values"]
+    policy.preprocessor.image_processor = None  # reading again would fail
+    sampler = ProcessSampler(READER, seed=1, threads=1, preprocessor=policy.preprocessor)
+    try:
+        for _ in range(2):
+            (reply,) = sampler.sample([request], temperature=1.0)
+    finally:
+        sampler.close()
+    assert torch.equal(policy.preprocessor.patches(picture), own)
+    assert policy.prompt(request.conversation).ids.tolist() == reply.prompt.ids.tolist()
+
+
+def test_pictures_that_are_cached_are_not_read_again():
+    policy = VLMPolicy.from_config(READER, seed=1)
+    picture = Picture(FORM.read_bytes(), (160, 210))
+    assert list(policy.preprocessor.read_new([picture, picture])) == [picture.key]
+    assert policy.preprocessor.read_new([picture]) == {}
+
+
+def test_patches_of_models_that_do_not_read_are_not_shared():
+    policy = VLMPolicy.from_config(CONFIG, seed=1)
+    assert policy.preprocessor.read_new([question().conversation.now]) == {}
 
 
 def die(pipe, config, seed, threads):

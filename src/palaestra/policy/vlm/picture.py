@@ -9,16 +9,21 @@ import hashlib
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from palaestra.errors import ConfigError, ExperienceError
 
 V = TypeVar("V")
+PictureKey: TypeAlias = tuple[str, tuple[int, int]]
+"""SHA-256 of a picture's bytes, and the size at which the model sees it."""
 
 
 class LRUCache(Generic[V]):
@@ -71,7 +76,7 @@ class Picture:
         return hashlib.sha256(self.data).hexdigest()
 
     @property
-    def key(self) -> tuple[str, tuple[int, int]]:
+    def key(self) -> PictureKey:
         """Cache key: pictures with the same key look the same to the model."""
         return self.sha256, self.size
 
@@ -118,6 +123,22 @@ class PicturePreprocessor:
             patches = self._cut_patches(picture)
             self.cache.put(picture.key, patches, patches.nbytes)
         return patches
+
+    def read_new(self, pictures: Iterable[Picture]) -> dict[PictureKey, npt.NDArray[np.float32]]:
+        """Read the pictures that are not cached; returns what is on them, for `add_readings` in another process.
+
+        Empty for image processors that do not read: their patches are cut faster than they are sent.
+        """
+        if not self.reads_pictures or not self.cache.capacity_bytes:
+            return {}
+        new = {picture.key: picture for picture in pictures if self.cache.get(picture.key) is None}
+        return {key: self.patches(picture).numpy() for key, picture in new.items()}
+
+    def add_readings(self, readings: Mapping[PictureKey, npt.NDArray[np.float32]]) -> None:
+        """Cache what another process with the same image processor has read."""
+        for key, reading in readings.items():
+            patches = torch.from_numpy(reading)
+            self.cache.put(key, patches, patches.nbytes)
 
     def resize(self, picture: Picture) -> Any:
         """The picture at the size at which the model sees it, as a PIL image."""

@@ -136,9 +136,14 @@ class VLMPolicy:
         return self._grammar
 
     @property
+    def preprocessor(self) -> PicturePreprocessor:
+        """What turns pictures into patches, for learning and for acting."""
+        return self.prompts.preprocessor
+
+    @property
     def factor(self) -> int:
         """Widths and heights of pictures must be multiples of this."""
-        return self.prompts.preprocessor.factor
+        return self.preprocessor.factor
 
     def prompt(self, conversation: Conversation) -> Prompt:
         """The token ids and pictures of the prompt for the next reply."""

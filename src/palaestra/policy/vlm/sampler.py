@@ -31,6 +31,7 @@ from palaestra.errors import CollectorFailed
 from palaestra.policy.device import check_device_name
 from palaestra.policy.vlm.config import ModelConfig
 from palaestra.policy.vlm.generation import Completion, SampleRequest
+from palaestra.policy.vlm.picture import PicturePreprocessor
 from palaestra.policy.vlm.policy import VLMPolicy
 from palaestra.policy.vlm.prompt import Conversation, Prompt
 
@@ -203,32 +204,47 @@ def _run_child(pipe: Connection, config: str, seed: int, threads: int) -> None:
         pipe.send(("done", None))
         while True:
             kind, *content = pipe.recv()
-            replies = None
+            answer: object = None
             try:
                 if kind == "weights":
                     version, arrays = content
                     policy.load_trainable_state({name: torch.from_numpy(array) for name, array in arrays.items()})
                     policy.publish(version)
                 else:
-                    replies = sample_replies(policy, *content)
+                    requests, temperature = content
+                    readings = policy.preprocessor.read_new(request.conversation.now for request in requests)
+                    answer = sample_replies(policy, requests, temperature), readings
             except Exception:  # noqa: BLE001  reported to the parent
                 pipe.send(("failed", traceback.format_exc()))
                 continue
-            pipe.send(("done", replies))
+            pipe.send(("done", answer))
 
 
 class ProcessSampler:
     """Samples with a copy of a policy in a child process, so that sampling and learning do not share an interpreter.
 
     The child builds the same model from the same configuration, so only trained weights are sent, over a private pipe.
+    Replies come with what the child read on new pictures, so that the learner need not read them again.
     New weights are sent with the next batch: publishing never blocks, and a batch has one version. The child exits when
     the pipe closes. A child that dies is replaced by one with the same weights, which repeats the lost batch.
     """
 
     _main = staticmethod(_run_child)
 
-    def __init__(self, config: ModelConfig, *, seed: int, threads: int, restarts: int = 3) -> None:
-        """`restarts`: maximum consecutive restarts of the child, without a reply in between."""
+    def __init__(
+        self,
+        config: ModelConfig,
+        *,
+        seed: int,
+        threads: int,
+        restarts: int = 3,
+        preprocessor: PicturePreprocessor | None = None,
+    ) -> None:
+        """`restarts`: maximum consecutive restarts of the child, without a reply in between.
+
+        `preprocessor` is the learner's, which gets what the child reads on pictures.
+        """
+        self._preprocessor = preprocessor
         self._arguments = (config.model_dump_json(), seed, threads)
         self._max_restarts, self._restarts = restarts, 0
         self.failures: list[str] = []
@@ -286,7 +302,10 @@ class ProcessSampler:
         if published is not None and published is not self._sent:
             self._call("weights", *published)
             self._sent = published
-        replies: list[SampledReply] = self._call("sample", list(requests), temperature)
+        replies: list[SampledReply]
+        replies, readings = self._call("sample", list(requests), temperature)
+        if self._preprocessor is not None:
+            self._preprocessor.add_readings(readings)
         return replies
 
     def _replace_child(self, error: Exception) -> None:
