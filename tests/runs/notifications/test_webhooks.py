@@ -26,6 +26,7 @@ from palaestra.runs.notifications.outbox import Outbox, remove_other_outboxes
 from palaestra.runs.notifications.webhooks import Webhooks
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunEvent, RunRecord
+from palaestra.runs.supervisor.state_writer import EventBus
 
 DEADLINE_S = 30.0
 
@@ -267,6 +268,23 @@ def test_what_could_not_be_delivered_before_a_kill_is_sent_in_order_by_the_next_
         assert list(outbox.iterdir()) == []
         with service_thread(home, webhooks=[hook]):
             assert TrainerService(home).webhooks()[0].pending == 0
+
+
+def test_events_immediately_before_the_end_are_kept_for_the_next_service(home, monkeypatch):
+    monkeypatch.setattr(webhooks_module, "_MAX_WAIT_S", 60.0)
+    record = RunRecord(run_id="r-1", runner="echo", agent_id="echo", env_id="", phase=Phase.FAILED)
+
+    async def body():
+        bus = EventBus()
+        hooks = Webhooks(home, [WebhookConfig(url="http://127.0.0.1:1/")], lambda _: record)
+        await hooks.start(bus.stream())
+        for seq in range(3):
+            bus.publish("r-1", RunEvent(seq, 1.0, 1, "failed", Phase.FAILED))
+        await hooks.close()
+        (outbox,) = (home.service / "notifications").iterdir()
+        return len(list(outbox.iterdir()))
+
+    assert asyncio.run(body()) == 3
 
 
 def test_notifications_on_disk_are_private_and_go_with_their_webhook(home, caplog):
