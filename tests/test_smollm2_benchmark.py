@@ -1,7 +1,8 @@
 """The benchmark of a pretrained language model: its configuration, its wordings and its table."""
 
+import pytest
 from benchmarks import ui_smollm2
-from benchmarks.ui_smollm2 import OWN, WORDINGS, build_config, draw_table, set_wording
+from benchmarks.ui_smollm2 import OWN, WORDINGS, build_config, draw_table, load_results, measure, set_wording
 
 from palaestra.train.screen_config import screen_config_from
 
@@ -21,6 +22,18 @@ def test_the_table_has_shares_with_intervals_and_a_paired_test():
     before, after = {"a/b": "00000011"}, {"a/b": "11111111"}
     table = draw_table({"before": {OWN: before}, "after": {OWN: after}})
     assert f"| a/b | {OWN} | 25 (7 to 59) | 100 (68 to 100) | 0.031 |" in table
+
+
+def test_results_of_other_wordings_or_numbers_of_episodes_are_not_continued(tmp_path, monkeypatch):
+    monkeypatch.setattr(ui_smollm2, "RESULTS", tmp_path / "results.json")
+    results = load_results() | {"outcomes": {"before": {OWN: {"a/b": "01"}}}}
+    ui_smollm2.save(results)
+    assert load_results() == results
+    with pytest.raises(SystemExit, match="Use --episodes 2"):
+        measure(results, "after", None, None, 3)
+    ui_smollm2.save(results | {"wordings": {}})
+    with pytest.raises(SystemExit, match="other wordings"):
+        load_results()
 
 
 def test_results_are_written_with_lists_on_one_line(tmp_path, monkeypatch):
