@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +21,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import facts, load
-from benchmarks.ui_runs import format_share, format_table, list_checkpoints, read_training_steps, train_model
+from benchmarks.ui_runs import (
+    format_share,
+    format_table,
+    list_checkpoints,
+    read_training_steps,
+    train_model,
+    write_results,
+)
 from palaestra.config.file import read_config_file
 from palaestra.evaluation.statistics import mcnemar
 from palaestra.experience.trajectory import Outcome, Trajectory
@@ -103,7 +109,7 @@ def measure(results: dict, name: str, config: ScreenRunConfig, policy: VLMPolicy
             outcomes[wording] = play(set_wording(config, wording), policy, episodes)
             solved = {task: one.count("1") for task, one in outcomes[wording].items()}
             print(f"{name}, {wording}: {solved} of {episodes}", flush=True)
-            save(results)
+            write_results(RESULTS, results)
 
 
 def raise_if_unequal(results: dict, episodes: int) -> None:
@@ -111,13 +117,6 @@ def raise_if_unequal(results: dict, episodes: int) -> None:
     played = {len(one) for model in results["outcomes"].values() for tasks in model.values() for one in tasks.values()}
     if played - {episodes}:
         raise SystemExit(f"{RESULTS} has {max(played)} episodes per task. Use --episodes {max(played)}.")
-
-
-def save(results: dict) -> None:
-    """Write the results; lists of numbers stay on one line."""
-    text = json.dumps(results, indent=1)
-    short = re.sub(r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s+", " ", match[0]), text)
-    RESULTS.write_text(short + "\n")
 
 
 def draw_table(outcomes: dict[str, dict[str, dict[str, str]]]) -> str:
@@ -162,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
             "checkpoint": str(list_checkpoints(run)[-1].relative_to(given.home.resolve())),
             "curves": {key: [round(step[key], 3) if key in step else None for step in steps] for key in keys},
         }
-        save(results)
+        write_results(RESULTS, results)
     if len(results["outcomes"].get("before", {})) <= len(WORDINGS):
         measure(results, "before", config, VLMPolicy.from_config(config.model), given.episodes)
     if len(results["outcomes"].get("after", {})) <= len(WORDINGS):
