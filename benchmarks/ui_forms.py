@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import time
 from collections.abc import Sequence
@@ -33,6 +32,7 @@ from benchmarks.ui_runs import (
     read_training_steps,
     run_palaestra,
     train_model,
+    write_results,
 )
 from palaestra.config.file import read_config_file
 from palaestra.experience.trajectory import Outcome
@@ -80,10 +80,8 @@ class Measurement:
             )
 
     def save(self) -> None:
-        """Write the results; lists of numbers stay on one line."""
-        text = json.dumps(self.results, indent=1)
-        short = re.sub(r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s+", " ", match[0]), text)
-        self._file.write_text(short + "\n")
+        """Write the results."""
+        write_results(self._file, self.results)
 
     def relative(self, path: Path) -> str:
         """The path below the home."""

@@ -135,10 +135,14 @@ def describe(results: dict) -> str:
     settings, machine = results["settings"], results.get("machine", {})
     parts = [f"held-out seeds from {settings['held_out']:,}, {settings['episodes']} episodes per evaluation"]
     if settings.get("demonstrations"):
-        parts.append(
-            f"{settings['demonstrations']} demonstrations per task, imitated in {settings['warm_start']} updates"
-        )
-    parts.append(f"{settings['updates']} updates of reinforcement")
+        parts.append(f"{settings['demonstrations']} demonstrations per task")
+        if settings["warm_start"]:
+            rate = f" with learning rate {settings['warm_start_rate']:g}" if "warm_start_rate" in settings else ""
+            parts[-1] += f", imitated in {settings['warm_start']} updates{rate}"
+    if results["runs"]:
+        parts.append(f"{settings['updates']} updates of reinforcement")
+        if settings.get("share_percent"):
+            parts[-1] += f" with {settings['share_percent']} % of demonstrations"
     where = f" {machine['date']}, {machine['processor']}, {machine['cores']} cores." if machine else ""
     return f"Measured by `python -m benchmarks.ui_forms`: {'; '.join(parts)}.{where} Per cent solved (95 % interval).\n"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from palaestra.evaluation.statistics import wilson_interval
+from palaestra.files.atomic import write_text
 from palaestra.files.run_directory import RunDirectory
 
 ALGORITHMS = {
@@ -51,6 +53,13 @@ def evaluate_held_out(checkpoint: Path, episodes: int, home: Path, *, greedy: bo
     """The document of `palaestra eval` on held-out seeds from `seed`, which are the same for every checkpoint."""
     way = "--greedy" if greedy else "--sample"
     return run_palaestra(home, "eval", checkpoint, "--episodes", episodes, "--seed", seed, way)
+
+
+def write_results(file: Path, results: dict) -> None:
+    """Write results atomically: hours of measurements are in the file before. Lists of numbers stay on one line."""
+    text = json.dumps(results, indent=1)
+    short = re.sub(r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s+", " ", match[0]), text)
+    write_text(file, short + "\n")
 
 
 def count_solved(document: dict) -> dict[str, list[int]]:

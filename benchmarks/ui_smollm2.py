@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,7 +21,14 @@ from pathlib import Path
 import torch
 
 from benchmarks.machine import facts, load
-from benchmarks.ui_runs import format_share, format_table, list_checkpoints, read_training_steps, train_model
+from benchmarks.ui_runs import (
+    format_share,
+    format_table,
+    list_checkpoints,
+    read_training_steps,
+    train_model,
+    write_results,
+)
 from palaestra.config.file import read_config_file
 from palaestra.evaluation.statistics import mcnemar
 from palaestra.experience.trajectory import Outcome, Trajectory
@@ -84,22 +90,33 @@ def _character(trajectory: Trajectory) -> str:
     return "1" if trajectory.success else "0"
 
 
+def load_results() -> dict:
+    """The results so far."""
+    if not RESULTS.exists():
+        return {"machine": facts(), "wordings": WORDINGS, "held_out": HELD_OUT, "outcomes": {}}
+    results = json.loads(RESULTS.read_text())
+    if (results["wordings"], results["held_out"]) != (WORDINGS, HELD_OUT):
+        raise SystemExit(f"{RESULTS} was measured with other wordings or seeds. Remove it to measure all again.")
+    return results
+
+
 def measure(results: dict, name: str, config: ScreenRunConfig, policy: VLMPolicy, episodes: int) -> None:
     """Let a model play every wording that it has not played yet."""
     outcomes = results["outcomes"].setdefault(name, {})
     for wording in (OWN, *WORDINGS):
         if wording not in outcomes:
+            raise_if_unequal(results, episodes)
             outcomes[wording] = play(set_wording(config, wording), policy, episodes)
             solved = {task: one.count("1") for task, one in outcomes[wording].items()}
             print(f"{name}, {wording}: {solved} of {episodes}", flush=True)
-            save(results)
+            write_results(RESULTS, results)
 
 
-def save(results: dict) -> None:
-    """Write the results; lists of numbers stay on one line."""
-    text = json.dumps(results, indent=1)
-    short = re.sub(r"\[[^\[\]{}]*\]", lambda match: re.sub(r"\s+", " ", match[0]), text)
-    RESULTS.write_text(short + "\n")
+def raise_if_unequal(results: dict, episodes: int) -> None:
+    """Exit if the results have another number of episodes per task: pairs would be dropped without a word."""
+    played = {len(one) for model in results["outcomes"].values() for tasks in model.values() for one in tasks.values()}
+    if played - {episodes}:
+        raise SystemExit(f"{RESULTS} has {max(played)} episodes per task. Use --episodes {max(played)}.")
 
 
 def draw_table(outcomes: dict[str, dict[str, dict[str, str]]]) -> str:
@@ -131,9 +148,7 @@ def main(arguments: list[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     torch.set_num_threads(1)
     given.home.mkdir(parents=True, exist_ok=True)
-    results: dict = {"machine": facts(), "wordings": WORDINGS, "held_out": HELD_OUT, "outcomes": {}}
-    if RESULTS.exists():
-        results = json.loads(RESULTS.read_text())
+    results = load_results()
     document = build_config(given.model.resolve())
     config = screen_config_from(document)
     if "run" not in results:
@@ -146,7 +161,7 @@ def main(arguments: list[str] | None = None) -> None:
             "checkpoint": str(list_checkpoints(run)[-1].relative_to(given.home.resolve())),
             "curves": {key: [round(step[key], 3) if key in step else None for step in steps] for key in keys},
         }
-        save(results)
+        write_results(RESULTS, results)
     if len(results["outcomes"].get("before", {})) <= len(WORDINGS):
         measure(results, "before", config, VLMPolicy.from_config(config.model), given.episodes)
     if len(results["outcomes"].get("after", {})) <= len(WORDINGS):

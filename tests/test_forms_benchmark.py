@@ -10,6 +10,7 @@ from benchmarks.ui_forms_report import (
     build_stage_rows,
     count_outcomes,
     count_pairs,
+    describe,
     paired_difference,
     smooth_with_gaps,
     write_report,
@@ -92,6 +93,19 @@ def test_the_report_draws_a_curve_per_task(tmp_path):
     assert smooth_with_gaps([0.5, None, 1.0]) == [0.75] * 3
 
 
+def test_the_report_says_which_demonstrations_and_updates_were_used():
+    assert describe(RESULTS) == (
+        "Measured by `python -m benchmarks.ui_forms`: held-out seeds from 0, 8 episodes per evaluation; "
+        "3 updates of reinforcement. Per cent solved (95 % interval).\n"
+    )
+    warm = SETTINGS | {"demonstrations": 16, "warm_start": 12, "warm_start_rate": 3e-4}
+    text = describe(RESULTS | {"settings": warm, "runs": []})
+    assert "; 16 demonstrations per task, imitated in 12 updates with learning rate 0.0003. Per" in text
+    mixed = SETTINGS | {"demonstrations": 16, "warm_start": 0, "share_percent": 25}
+    text = describe(RESULTS | {"settings": mixed})
+    assert "; 16 demonstrations per task; 3 updates of reinforcement with 25 % of demonstrations. Per" in text
+
+
 def test_results_of_other_settings_are_not_continued(tmp_path, monkeypatch):
     monkeypatch.setattr(ui_forms, "RESULTS", tmp_path)
     measurement = Measurement("forms", tmp_path / "home", SETTINGS)
@@ -122,3 +136,4 @@ def test_every_stage_is_a_valid_configuration(tmp_path):
         assert (reinforced.trainer.num_training_steps, reinforced.trainer.max_refills) == (5, 0)
         mixed = screen_config_from(ui_forms.reinforce(config, algorithm, 5, tmp_path, 0.25))
         assert (reinforced.demonstrations.path, mixed.demonstrations.path) == (None, tmp_path)
+        assert mixed.demonstrations.share == 0.25

@@ -204,9 +204,13 @@ def test_an_observation_of_another_shape_is_refused_with_both_shapes(run):
         ([0.0, np.nan, 0.0, np.inf], r"predict\(observation\)\[1\] = nan: is not finite"),
         (np.array([[0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, -np.inf]]), r"predict\(observation\)\[1, 3\] = -inf"),
         (np.array([0.0, 0.0, 1e300, 0.0]), r"predict\(observation\)\[2\] = 1e\+300: is not finite as float32"),
+        ([0.0, None, 0.0, 0.0], r"predict\(observation\)\[1\] = None: is not finite as float32"),
+        ([0.0, 0.0, 10**39, 0.0], r"predict\(observation\)\[2\] = 10{39}: is not finite as float32"),
+        ([0.0, 0.0, 10**400, 0.0], r"predict\(observation\) = 'list': int too large to convert to float"),
+        ({"speed": 1.0}, r"has shape \(\), the observation space says \(4,\)"),
     ],
 )
-def test_an_observation_that_is_not_finite_is_refused_with_its_index(run, observation, message):
+def test_an_observation_that_is_not_finite_is_refused_with_its_place(run, observation, message):
     with pytest.raises(ConfigError, match=message):
         run.policy.predict(observation)
 

@@ -2,6 +2,7 @@
 
 import os
 import select
+import signal
 import subprocess
 import sys
 
@@ -38,5 +39,7 @@ def test_a_process_that_exits_with_its_parent_ends_when_the_parent_is_killed(tmp
         child = os.pidfd_open(int(parent.stdout.readline()))
         parent.kill()
     ended, _, _ = select.select([child], [], [], 30)
+    if not ended:
+        signal.pidfd_send_signal(child, signal.SIGKILL)
     os.close(child)
     assert ended

@@ -89,9 +89,9 @@ def test_an_offline_run_names_the_command_that_uploads_it(tmp_path, monkeypatch)
     # W&B warns on the terminal when the URL of an offline run is read.
     monkeypatch.setattr(FakeRun, "url", property(lambda run: pytest.fail("the URL was read")), raising=False)
     wandb = FakeWandb()
-    sink = offline(tmp_path, wandb)
+    sink = offline(tmp_path / "my runs", wandb)
 
-    assert sink.notice.endswith(f": wandb sync {tmp_path / 'wandb' / 'offline-run-1'}")
+    assert sink.notice.endswith(f": wandb sync '{tmp_path / 'my runs' / 'wandb' / 'offline-run-1'}'")
     sink.close()
     sink.close()
     assert wandb.runs[0].finished == 1

@@ -44,23 +44,24 @@ class TrainedPolicy:
         """
         try:
             batch_size = self._observations.batch_size(observation)
-            non_finite = self._observations.find_non_finite(observation)
-            if non_finite is not None:
-                place, number = non_finite
-                remedy = "Check where the observation comes from, or clip it"
-                raise ConfigError(f"predict(observation){place}", number, "is not finite as float32", remedy)
             stored = self._observations.empty((batch_size or 1,))
-            if batch_size is None:
-                self._observations.write(stored, 0, observation)
-            else:
-                self._observations.write_batch(stored, observation)
-        except (ValueError, TypeError, KeyError, IndexError) as error:
+            with np.errstate(over="ignore", invalid="ignore"):  # refused below
+                if batch_size is None:
+                    self._observations.write(stored, 0, observation)
+                else:
+                    self._observations.write_batch(stored, observation)
+            non_finite = self._observations.find_non_finite(observation)
+        except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
             kind = type(observation).__name__
             reason, remedy = str(error), "Give one observation of the environment, or an array of several"
             if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
                 reason = "is an observation and its info, as env.reset() returns them"
                 remedy = "Give the first: observation, info = env.reset()"
             raise ConfigError("predict(observation)", kind, reason, remedy) from None
+        if non_finite is not None:
+            place, entry = non_finite
+            remedy = "Check where the observation comes from, or clip it"
+            raise ConfigError(f"predict(observation){place}", entry, "is not finite as float32", remedy)
         actions = self._act(stored, batch_size or 1, deterministic, action_mask)
         if batch_size is not None:
             return actions

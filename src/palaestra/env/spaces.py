@@ -95,18 +95,18 @@ class ObservationLayout:
         array = np.asarray(leaf.select(value))
         return len(array) if array.ndim == len(leaf.shape) + 1 else None
 
-    def find_non_finite(self, value: Any) -> tuple[str, float] | None:
-        """The place, such as `['speed'][3]`, and value of the first number that is not finite as float32, if any."""
+    def find_non_finite(self, value: Any) -> tuple[str, Any] | None:
+        """The place, such as `['speed'][3]`, and value of the first entry that is not finite as float32, if any."""
         for leaf in self._leaves:
             array = np.asarray(leaf.select(value))
-            if array.dtype.kind != "f":
+            if array.dtype.kind not in "fOUS":  # None, large integers and the text "nan" are converted as well
                 continue
             with np.errstate(over="ignore"):
                 is_finite = np.isfinite(array.astype(np.float32))
             if not is_finite.all():
                 index = np.argwhere(~is_finite)[0].tolist()
                 keys = "".join(f"[{key!r}]" for key in leaf.path)
-                return f"{keys}{index or ''}", float(array[tuple(index)])
+                return f"{keys}{index or ''}", array.item(*index)
         return None
 
     def single(self, value: Any) -> Observation:

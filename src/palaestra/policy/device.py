@@ -82,6 +82,8 @@ def has_bfloat16_instructions() -> bool:
     """
     if platform.machine().lower() in ("x86_64", "amd64"):
         return bool(torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

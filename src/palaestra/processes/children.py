@@ -32,7 +32,10 @@ def start_process(process: BaseProcess) -> None:
 
 
 def exit_with_parent() -> None:
-    """End this child process when its parent has ended, also by SIGKILL. Only on Linux."""
+    """End this child process when its parent has ended, also by SIGKILL. Only on Linux.
+
+    The kernel counts the end of the thread that started the child as the end of the parent.
+    """
     if sys.platform == "linux":
         parent_death_signal = 1
         ctypes.CDLL(None, use_errno=True).prctl(parent_death_signal, signal.SIGKILL, 0, 0, 0)

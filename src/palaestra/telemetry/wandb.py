@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import netrc
 import os
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -77,7 +78,9 @@ class WandbSink(ScalarSink):
         """The URL of the run, or the command that uploads it; empty if W&B has no URL for it."""
         if self._mode == "offline":
             # The files of the run are in DIR/files; `wandb sync` needs DIR.
-            return f"Upload this run to W&B when it has ended: wandb sync {Path(self._run.dir).parent}"
+            return (
+                f"Upload this run to W&B when it has ended: wandb sync {shlex.quote(str(Path(self._run.dir).parent))}"
+            )
         url = getattr(self._run, "url", None)
         return f"View run at {url}" if url else ""
 

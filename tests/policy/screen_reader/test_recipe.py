@@ -2,7 +2,9 @@
 
 import asyncio
 import random
+import time
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +15,13 @@ from palaestra.errors import ConfigError, SessionFailed
 from palaestra.policy.model_directory import MANIFEST, read_manifest
 from palaestra.policy.screen_reader.image_processor import WEIGHTS, load_tower
 from palaestra.policy.screen_reader.pages import draw_page
-from palaestra.policy.screen_reader.recipe import ReaderRecipe, draw_language_pages, train_reader, write_reader
+from palaestra.policy.screen_reader.recipe import (
+    ReaderRecipe,
+    draw_language_pages,
+    start_drawing_process,
+    train_reader,
+    write_reader,
+)
 from palaestra.policy.screen_reader.rendering import PageRenderer
 from palaestra.policy.screen_reader.tower import Tower
 from palaestra.sessions.browser.browser import Browser
@@ -129,6 +137,13 @@ def test_a_recipe_can_use_the_tower_of_another_model(chromium, directory):
 def test_a_tower_that_is_not_there_is_refused_before_pages_are_drawn(tmp_path):
     with pytest.raises(ConfigError, match=r"recipe\.tower = .*: has no tower of a reading model"):
         train_reader(replace(SMALL, tower=str(tmp_path)))
+
+
+def test_an_error_in_the_training_does_not_wait_for_pages_that_are_to_be_drawn():
+    with suppress(ConfigError), start_drawing_process() as executor:
+        futures = [executor.submit(time.sleep, 0.1) for _ in range(200)]
+        raise ConfigError("recipe.act_rate", 0, "no such rate")
+    assert futures[-1].cancelled()
 
 
 class RecordingExecutor:

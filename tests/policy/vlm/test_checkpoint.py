@@ -92,6 +92,14 @@ def test_a_full_checkpoint_is_a_model_one_can_name(build, tmp_path):
     )
 
 
+def test_checkpoints_are_saved_and_loaded_without_progress_bars(build, tmp_path, capfd):
+    policy = build(use_lora=False, moved=False)
+    capfd.readouterr()
+    policy.save(tmp_path / "full")
+    policy.load(tmp_path / "full")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_checkpoint_of_another_architecture_is_refused_with_both_names(directories, tmp_path):
     policy, other = built(directories["qwen2_5_vl"]), built(directories["qwen3_vl"])
     policy.save(tmp_path / "it")

@@ -1,6 +1,7 @@
 """Notifications against real HTTP servers on loopback: what arrives, what is retried, and what never disturbs a run."""
 
 import asyncio
+import errno
 import hashlib
 import hmac
 import http.server
@@ -9,6 +10,7 @@ import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from tests.runs.serving import killed_service, service_thread
@@ -24,6 +26,7 @@ from palaestra.runs.notifications.outbox import Outbox, remove_other_outboxes
 from palaestra.runs.notifications.webhooks import Webhooks
 from palaestra.runs.phase import Phase
 from palaestra.runs.record import RunEvent, RunRecord
+from palaestra.runs.supervisor.state_writer import EventBus
 
 DEADLINE_S = 30.0
 
@@ -267,6 +270,23 @@ def test_what_could_not_be_delivered_before_a_kill_is_sent_in_order_by_the_next_
             assert TrainerService(home).webhooks()[0].pending == 0
 
 
+def test_events_immediately_before_the_end_are_kept_for_the_next_service(home, monkeypatch):
+    monkeypatch.setattr(webhooks_module, "_MAX_WAIT_S", 60.0)
+    record = RunRecord(run_id="r-1", runner="echo", agent_id="echo", env_id="", phase=Phase.FAILED)
+
+    async def body():
+        bus = EventBus()
+        hooks = Webhooks(home, [WebhookConfig(url="http://127.0.0.1:1/")], lambda _: record)
+        await hooks.start(bus.stream())
+        for seq in range(3):
+            bus.publish("r-1", RunEvent(seq, 1.0, 1, "failed", Phase.FAILED))
+        await hooks.close()
+        (outbox,) = (home.service / "notifications").iterdir()
+        return len(list(outbox.iterdir()))
+
+    assert asyncio.run(body()) == 3
+
+
 def test_notifications_on_disk_are_private_and_go_with_their_webhook(home, caplog):
     root = home.service / "notifications"
     kept, gone = Outbox(root, "https://a/"), Outbox(root, "https://b/")
@@ -274,15 +294,34 @@ def test_notifications_on_disk_are_private_and_go_with_their_webhook(home, caplo
         for number in range(3):
             outbox.add(Notification(f"r:{number}", "ended", b"{}"))
     kept.remove(Notification("r:1", "ended", b"{}"))
-    (kept.directory / "000000007.json").write_text("{ not JSON")
+    for number, text in enumerate(("{ not JSON", "[1]", "7", '{"id": [], "kind": "", "body": ""}'), start=7):
+        (kept.directory / f"00000000{number}.json").write_text(text)
+    (kept.directory / f".000000011.json.{2**30}.tmp").touch()  # of a process that was killed
     assert {path.stat().st_mode & 0o777 for path in kept.directory.glob("00000000[0-2].json")} == {0o600}
     again = Outbox(root, "https://a/")
     remove_other_outboxes(root, [again])
     assert list(root.iterdir()) == [again.directory]
     assert [notification.id for notification in again.load()] == ["r:0", "r:2"]
-    assert "is not a notification and is removed" in caplog.text
+    assert caplog.text.count("is not a notification and is removed") == 4
+    assert len(list(kept.directory.iterdir())) == 2
     again.add(Notification("r:3", "ended", b"{}"))
     assert [notification.id for notification in Outbox(root, "https://a/").load()] == ["r:0", "r:2", "r:3"]
+
+
+def test_a_notification_that_cannot_be_read_is_kept_for_the_next_service(home, monkeypatch):
+    outbox = Outbox(home.service / "notifications", "https://a/")
+    outbox.add(Notification("r:0", "ended", b"{}"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", raise_input_output_error)
+        again = Outbox(home.service / "notifications", "https://a/")
+        assert again.load() == []
+    again.add(Notification("r:1", "ended", b"{}"))
+    third = Outbox(home.service / "notifications", "https://a/")
+    assert [notification.id for notification in third.load()] == ["r:0", "r:1"]
+
+
+def raise_input_output_error(path):
+    raise OSError(errno.EIO, "Input/output error", str(path))
 
 
 def test_only_ends_and_alarms_are_notifications_and_secrets_are_replaced(home, monkeypatch):

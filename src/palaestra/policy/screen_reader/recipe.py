@@ -17,6 +17,7 @@ import random
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -137,7 +138,6 @@ def train_reader(recipe: ReaderRecipe, log: Callable[[str], None] = lambda line:
                 seed=recipe.seed,
                 log=lambda line: log(f"acting {line}"),
             )
-            executor.shutdown(cancel_futures=True)
     finally:
         torch.set_num_threads(threads)
     trained: Any = model  # transformers' eval is untyped
@@ -172,9 +172,15 @@ def _train_tower(recipe: ReaderRecipe, log: Callable[[str], None]) -> tuple[Towe
     return tower.eval(), metrics
 
 
-def start_drawing_process() -> ProcessPoolExecutor:
-    """An executor whose one process draws pages, and ends with this one."""
-    return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=exit_with_parent)
+@contextmanager
+def start_drawing_process() -> Iterator[ProcessPoolExecutor]:
+    """An executor whose one process draws pages, and ends with this one. At the end, pages drawn ahead are dropped."""
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(1, mp_context=context, initializer=exit_with_parent)
+    try:
+        yield executor
+    finally:
+        executor.shutdown(cancel_futures=True)
 
 
 def draw_language_pages(

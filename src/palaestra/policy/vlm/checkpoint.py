@@ -104,7 +104,8 @@ def load_checkpoint(network: Network, path: Path) -> int:
     if network.wrapped is not None:
         network.load_trainable(adapter_tensors(path) | head, place=PLACE)
     else:
-        other = type(network.model).from_pretrained(path, dtype=torch.float32, use_safetensors=True)
+        with hide_progress_bar():
+            other = type(network.model).from_pretrained(path, dtype=torch.float32, use_safetensors=True)
         copy_weights(dict(other.named_parameters()) | head, dict(network.named_parameters()))
         network.feature_cache.clear()
     return int(manifest["version"])

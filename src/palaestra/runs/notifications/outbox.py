@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
-from palaestra.files.atomic import read_json, write_json
+from palaestra.files.atomic import remove_stale_files, write_json
 from palaestra.runs.notifications.notification import Notification
 
 _log = logging.getLogger(__name__)
@@ -29,16 +30,23 @@ class Outbox:
         self._number = 0
 
     def load(self) -> list[Notification]:
-        """The notifications that an earlier service left, oldest first. Damaged files are removed."""
+        """The notifications that an earlier service left, oldest first. Damaged files are removed.
+
+        A file that cannot be read stays for the next service.
+        """
+        remove_stale_files(self.directory)
         notifications = []
         for path in sorted(self.directory.glob("*.json")):
             try:
-                document = read_json(path) or {}
-                notification = Notification(document["id"], document["kind"], document["body"].encode())
-                self._number = int(path.stem) + 1
-            except (ValueError, KeyError, AttributeError) as error:
+                self._number = max(self._number, int(path.stem) + 1)
+                notification = _read_notification(path)
+            except OSError as error:
+                _log.warning("a notification cannot be read: %s", error)
+                continue
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 _log.warning("%s is not a notification and is removed: %r", path, error)
-                path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    path.unlink()
                 continue
             self._paths[notification.id] = path
             notifications.append(notification)
@@ -63,6 +71,14 @@ class Outbox:
         if path is not None:
             with contextlib.suppress(OSError):
                 path.unlink()
+
+
+def _read_notification(path: Path) -> Notification:
+    document = json.loads(path.read_bytes())
+    texts = [document[key] for key in ("id", "kind", "body")]
+    if not all(isinstance(text, str) for text in texts):
+        raise TypeError("id, kind and body must be texts")
+    return Notification(texts[0], texts[1], texts[2].encode())
 
 
 def remove_other_outboxes(root: Path, outboxes: Iterable[Outbox]) -> None:

@@ -113,8 +113,9 @@ class Webhooks:
             await asyncio.sleep(0)
 
     async def close(self) -> None:
-        """Stop. A notification that is being sent gets a second to arrive; the next service sends the others."""
+        """Stop after the events so far. What is being sent gets a second to arrive; the next service sends the rest."""
         if self._task is not None:
+            await asyncio.sleep(0)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         for receiver in self._receivers:

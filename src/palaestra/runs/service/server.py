@@ -134,8 +134,9 @@ async def serve(config: ServiceConfig, home: Home, announce: _Announce, stop: as
                 await cataloguing
             await retention.close()
             await sweeps.close()
-            await webhooks.close()
             await supervisor.close()
+            # After the supervisor: the end of a run that it still recorded is not an event of the next adoption.
+            await webhooks.close()
             await asyncio.to_thread(catalogue.close)
             await asyncio.to_thread(tensorboards.close)
             registry.close()

@@ -178,7 +178,6 @@ def train_joined_reader(
             blocks = draw_language_pages(tower, executor, count=recipe.pages, seed=recipe.seed, shard=_SHARD, block=1)
             batches = draw_page_batches(PageExampleBuilder(tokenizer), blocks, tokens=recipe.tokens, seed=recipe.seed)
             trained, acting = train_on_batches(model, tokenizer, batches, recipe, first=len(base), log=log)
-            executor.shutdown(cancel_futures=True)
     finally:
         torch.set_num_threads(threads)
     return TrainedReader(trained, tokenizer, tower, {"seeing": seeing, "acting": acting})
