@@ -90,9 +90,9 @@ bench-ui: setup browser  ## benchmark UI agents: algorithms, forms, asynchronous
 	  --episodes 40 --held-out 500000 --algorithms grpo,rejection_sampling,ppo --seeds 1..3 --sampled
 	$(BIN)/palaestra tiny-vlm make --model tiny-reader --tower tiny-reader --steps 500 --output var/short-reader
 	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/data_entry.yaml --model var/short-reader --demonstrations 16 \
-	  --warm-start 6 --updates 80 --episodes 60 --held-out 600000 --sampled
+	  --warm-start 6 --updates 80 --algorithms rejection_sampling --episodes 60 --held-out 3000000 --sampled
 	$(BIN)/python -m benchmarks.ui_forms --demonstrations 60 --warm-start 100 --warm-start-rate 3e-4 --updates 48 \
-	  --episodes 60 --held-out 1100000 --sampled
+	  --algorithms rejection_sampling --episodes 60 --held-out 2000000 --sampled
 	$(BIN)/python -m benchmarks.ui_forms --config configs/ui/miniwob.yaml --demonstrations 0 --warm-start 0 --updates 48 \
 	  --episodes 60 --held-out 400000 --algorithms grpo,rejection_sampling --sampled
 	$(BIN)/python -m benchmarks.ui_async

@@ -17,7 +17,8 @@ from palaestra.files.atomic import write_text
 from palaestra.files.run_directory import RunDirectory
 
 ALGORITHMS = {
-    "rejection_sampling": {"name": "rejection_sampling"},
+    # Some pages of MiniWoB++ pay a part for an episode that failed, which is not to be imitated.
+    "rejection_sampling": {"name": "rejection_sampling", "reward_threshold": 0.9},
     "grpo": {"name": "grpo", "group_size": 8},
     "ppo": {"name": "ppo"},
 }
