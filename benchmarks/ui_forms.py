@@ -172,17 +172,18 @@ def imitate(config: dict, demonstrations: Path, trainer: dict) -> dict:
 def reinforce(
     config: dict, algorithm: str, updates: int, demonstrations: Path | None = None, share: float = 0.0
 ) -> dict:
-    """The configuration of reinforcement.
+    """The configuration of reinforcement; the algorithm has the settings of the configuration if it is that one.
 
     Every update plays the same number of episodes; `share` of what it learns from are demonstrations.
     """
+    own = config["algorithm"]
     length = {"num_training_steps": updates, "decay_updates": updates, "max_refills": 0}
     mixed = {"demonstrations": {"path": str(demonstrations), "share": share}} if share else {}
     return (
         config
         | mixed
         | {
-            "algorithm": ALGORITHMS[algorithm],
+            "algorithm": own if own["name"] == algorithm else ALGORITHMS[algorithm],
             "trainer": config["trainer"] | length,
             "trajectories_kept": 200,
         }

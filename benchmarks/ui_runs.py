@@ -17,8 +17,7 @@ from palaestra.files.atomic import write_text
 from palaestra.files.run_directory import RunDirectory
 
 ALGORITHMS = {
-    # Some pages of MiniWoB++ pay a part for an episode that failed, which is not to be imitated.
-    "rejection_sampling": {"name": "rejection_sampling", "reward_threshold": 0.9},
+    "rejection_sampling": {"name": "rejection_sampling"},
     "grpo": {"name": "grpo", "group_size": 8},
     "ppo": {"name": "ppo"},
 }

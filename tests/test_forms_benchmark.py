@@ -137,3 +137,9 @@ def test_every_stage_is_a_valid_configuration(tmp_path):
         mixed = screen_config_from(ui_forms.reinforce(config, algorithm, 5, tmp_path, 0.25))
         assert (reinforced.demonstrations.path, mixed.demonstrations.path) == (None, tmp_path)
         assert mixed.demonstrations.share == 0.25
+
+
+def test_reinforcement_has_the_settings_of_the_configuration_for_its_own_algorithm_only():
+    config = {"algorithm": {"name": "rejection_sampling", "reward_threshold": 0.9}, "trainer": {}}
+    assert ui_forms.reinforce(config, "rejection_sampling", 5)["algorithm"]["reward_threshold"] == 0.9
+    assert "reward_threshold" not in ui_forms.reinforce(config, "grpo", 5)["algorithm"]
