@@ -293,6 +293,8 @@ def _print_result(result: TrainingResult, as_json: bool) -> None:
     elif not on_screens and final.get("episode_return") is not None:
         score = f", mean return of the last episodes {format_return(final['episode_return'])}"
     print(f"{'Stopped' if result.interrupted else 'Done'} after {result.steps:,} {unit}{score}.")
+    if not on_screens and final.get("episodes") == 0 and not result.interrupted:
+        print("No episode ended, so there is no return. If episodes can go on forever, set env.max_episode_steps=500")
     print(f"Run {run.run_id} in {run.path}")
     if result.interrupted:
         print(localize_commands(f"Resume with: {run.resume_command}"))
