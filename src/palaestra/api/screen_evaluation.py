@@ -72,9 +72,9 @@ class ScreenReport:
         return "<ScreenReport\n" + "\n".join([*self.lines, *self.file_lines()]) + ">"
 
     def file_lines(self) -> list[str]:
-        """Where the files are, for the terminal."""
+        """Links to the files, for the terminal."""
         files = {"Report": self.page, "Episodes": self.viewer, "Picture": self.picture}
-        return [f"{name}: {path}" for name, path in files.items() if path is not None]
+        return [f"{name}: {path.resolve().as_uri()}" for name, path in files.items() if path is not None]
 
 
 def evaluate_on_screens(

@@ -286,7 +286,8 @@ def read_algorithm(given: Any, experience: str, default: str) -> dict[str, Any]:
     name = flat.pop("name", default)
     if not isinstance(name, str):
         raise ConfigError("algorithm.name", name, "is not a name", f"Write algorithm.name={default}")
-    settings = parse_section(config_of(name, experience), {**flat, **nested}, place="algorithm")
+    values = {**flat, **nested}
+    settings = parse_section(config_of(name, experience), values, place="algorithm", other_keys=("name",))
     return {"name": name, **settings.model_dump(mode="json")}
 
 
