@@ -14,6 +14,7 @@ import torch
 import palaestra as pal
 from palaestra.api.event_loop import call_outside_event_loop
 from palaestra.cli import main
+from palaestra.env.toy import MixedSenses
 from palaestra.errors import CheckpointError, ConfigError, UnknownEnvironment
 from palaestra.runs.state.unsupervised import read_unsupervised
 from palaestra.telemetry.event import PhaseChanged
@@ -224,6 +225,21 @@ def test_an_observation_with_its_info_and_a_mask_without_a_choice_are_refused(ru
     with pytest.raises(ConfigError, match="allows no action"):
         run.policy.predict(observation, action_mask=[0, 0])
     assert run.policy.predict(observation, action_mask=[0, 1]) == 1
+
+
+def test_an_observation_with_other_keys_is_refused_with_the_missing_and_the_expected_ones():
+    policy = pal.train(MixedSenses, steps=64, settings=SMALL).policy
+    observation, _ = MixedSenses().reset(seed=0)
+    assert policy.predict(observation).shape == (2,)
+    misspelled = {**observation, "body": {"joints": np.zeros(2), "contct": np.ones(2)}}
+    keys = "expected keys are 'body/contact', 'body/joints', 'camera', 'room'"
+    with pytest.raises(ConfigError, match=f"lacks 'body/contact' and has 'body/contct', which is unknown; the {keys}"):
+        policy.predict(misspelled)
+    del observation["room"]
+    with pytest.raises(ConfigError, match=f"'dict': the observation lacks 'room'; the {keys}"):
+        policy.predict(observation)
+    with pytest.raises(ConfigError, match=r"'list': the observation has type list, expected a dict with the keys"):
+        policy.predict([1.0, 2.0])
 
 
 def test_a_run_is_evaluated_in_another_environment_that_is_given(run):

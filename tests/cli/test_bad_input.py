@@ -8,6 +8,7 @@ import pytest
 REFUSED = {
     "unknown environment": (["env.id=CartPol-v1"], "Nearest: CartPole-v1"),
     "unknown key": (["algorithm.learning_rat=1"], "Did you mean 'learning_rate'?"),
+    "misspelled name of the algorithm": (["algorithm.nam=dqn"], "Did you mean 'name'?"),
     "unknown section": (["algorthm.learning_rate=1"], "Did you mean 'algorithm'?"),
     "wrong type": (["trainer.seed=abc"], "trainer.seed = 'abc'"),
     "minibatch that does not divide": (["algorithm.batch_size=20"], "Nearest that do: 16 and 32"),
@@ -264,3 +265,17 @@ def test_an_unknown_run_is_refused(palaestra):
     result = palaestra("eval", "nothing-like-it")
     assert result.code == 2
     assert "no such run" in result.err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["demo", "cartpol"], "NAME = 'cartpol': is not one of 'screens', 'cartpole'. Did you mean 'cartpole'?"),
+        (["eval", "x", "--checkpoint", "bes"], "--checkpoint = 'bes': is not one of 'best', 'latest'. Did you mean"),
+        (["demo", "xyz"], "NAME = 'xyz': is not one of 'screens', 'cartpole'. Write NAME as one of them."),
+    ],
+)
+def test_a_value_that_is_none_of_the_choices_suggests_the_closest(palaestra, words, message):
+    result = palaestra(*words)
+    assert result.code == 2
+    assert result.err.startswith(f"error: {message}")

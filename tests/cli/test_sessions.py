@@ -1,8 +1,12 @@
 """`palaestra tasks` and `palaestra sessions try`."""
 
 import json
+import os
+import pty
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -124,3 +128,57 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, given, message, tmp_pa
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: ")
     assert message in done.stderr.splitlines()[-1]
+
+
+def _read_until(terminal, end):
+    """The output of a terminal until it ends with these characters, or until the process has closed it."""
+    output = b""
+    while not output.endswith(end):
+        try:
+            output += os.read(terminal, 4096)
+        except OSError:
+            break
+    return output.decode()
+
+
+@pytest.fixture
+def prompt(tmp_path):
+    """`sessions try` on a terminal of its own, at its prompt: the process, the terminal and the output so far."""
+    terminal, other = pty.openpty()
+    words = [sys.executable, "-m", "palaestra", "sessions", "try", "click_target/button"]
+    streams = {"stdin": other, "stdout": other, "stderr": other}
+    # A session of its own with this terminal makes Ctrl-C a signal, as in a shell.
+    attach = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    process = subprocess.Popen([sys.executable, "-c", attach, *words], **streams, cwd=tmp_path, start_new_session=True)
+    os.close(other)
+    try:
+        yield process, terminal, _read_until(terminal, b"> ")
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        os.close(terminal)
+
+
+@pytest.mark.usefixtures("_browser")
+def test_ctrl_c_at_the_prompt_ends_at_once(prompt):
+    process, terminal, _ = prompt
+    start = time.monotonic()
+    os.write(terminal, b"\x03")
+    output = _read_until(terminal, b"interrupted\r\n")
+    assert process.wait(timeout=30) == 130, output
+    assert "Traceback" not in output
+    assert time.monotonic() - start < 15  # closing the browser included; the machine may be busy
+
+
+@pytest.mark.usefixtures("_browser")
+def test_actions_are_typed_at_the_prompt_until_ctrl_d(prompt):
+    process, terminal, output = prompt
+    assert "Ctrl-D ends the session." in output
+    os.write(terminal, b"nonsense\n")
+    assert "is not an action" in _read_until(terminal, b"> ")
+    os.write(terminal, b"wait 0.01\n")
+    assert "step 1: reward 0, running" in _read_until(terminal, b"> ")
+    os.write(terminal, b"\x04")
+    _read_until(terminal, b"nothing ends with this")
+    assert process.wait(timeout=30) == 0

@@ -1,6 +1,7 @@
 """`palaestra train` and `palaestra eval`."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -145,6 +146,35 @@ def test_one_episode_has_no_interval(palaestra, config):
     lines = palaestra("eval", run, "--episodes", 1, "--against", run).out.splitlines()
     assert lines[0] == f"{run}: mean return {report['mean_return']:.2f} (one episode, no interval)"
     assert lines[2] == "difference +0.00 (one episode, no interval)"
+
+
+@pytest.fixture
+def endless(tmp_path, config, monkeypatch):
+    """The quick configuration with an environment whose episodes do not end."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "endless_env.py").write_text(
+        "import gymnasium\nimport numpy as np\n\n\n"
+        "class Endless(gymnasium.Env):\n"
+        "    observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float32)\n"
+        "    action_space = gymnasium.spaces.Discrete(2)\n\n"
+        "    def reset(self, *, seed=None, options=None):\n        return np.zeros(2, np.float32), {}\n\n"
+        "    def step(self, action):\n        return np.zeros(2, np.float32), 1.0, False, False, {}\n"
+    )
+    config.write_text(config.read_text().replace("CartPole-v1", "endless_env:Endless"))
+    return config
+
+
+def test_episodes_that_do_not_end_are_reported_with_the_limit_to_set(palaestra, endless, monkeypatch):
+    monkeypatch.setattr("palaestra.env.make.EPISODE_LIMIT", 50)
+    trained = palaestra("train", endless)
+    assert "No episode ended" in trained.out
+    assert "env.max_episode_steps=" in trained.out
+    run_id = re.search(r"palaestra eval (\S+)", trained.out)[1]
+    evaluated = palaestra("eval", run_id, "--episodes", 3)
+    assert "3 of 3 episodes were cut off after 50 steps." in evaluated.out
+    limited = palaestra("train", endless, "env.max_episode_steps=50")
+    assert "No episode ended" not in limited.out
+    assert "cut off" not in palaestra("eval", re.search(r"palaestra eval (\S+)", limited.out)[1]).out
 
 
 def test_eval_compares_two_runs_on_the_same_seeds(palaestra, config):

@@ -62,7 +62,8 @@ def test_a_page_is_written_where_it_was_asked_for(palaestra, run, tmp_path):
     assert (facts["trajectories"], facts["pictures"], facts["picture_directory"]) == (2, 1, None)
     assert (tmp_path / "out" / "page.html").stat().st_size == facts["bytes"]
     plain = palaestra("trajectories", "view", run, "--max-megabytes", "0")
-    assert plain.out.startswith("trajectories.html: 4 episodes")
+    assert plain.out.startswith("4 episodes, ")
+    assert f"Page: {(tmp_path / 'trajectories.html').as_uri()}\n" in plain.out
     assert (tmp_path / "trajectories_pictures" / f"{SHA}.png").read_bytes() == SCREEN
 
 

@@ -29,6 +29,25 @@ def test_an_environment_id_trains_with_default_settings(word):
     assert (source.data, source.text, source.path) == ({"env": {"id": word}}, "", None)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "length"),
+    [
+        ([], 256),
+        (["algorithm.learning_rate=1e-3"], 256),
+        (["trainer.rollout_length=64"], 64),
+        (["trainer.buffer_size=512"], 512),
+        (["algorithm.name=dqn"], 2048),  # the default of the key, which dqn does not use
+    ],
+)
+def test_an_environment_id_has_short_rollouts_unless_they_are_given(overrides, length):
+    assert load_config("CartPole-v1", overrides).rollout_length == length
+
+
+def test_the_defaults_of_a_file_are_those_of_the_keys(tmp_path):
+    (tmp_path / "mine.yaml").write_text("env: {id: CartPole-v1}\n")
+    assert load_config("mine.yaml").rollout_length == 2048
+
+
 def test_a_file_takes_precedence_over_a_packaged_name(tmp_path):
     (tmp_path / "cartpole").write_text("env: {id: Acrobot-v1}\n")
     assert read_config("cartpole").data == {"env": {"id": "Acrobot-v1"}}

@@ -27,6 +27,14 @@ class Shape(gymnasium.Env):
 class Old(Shape):
     def reset(self):
         return np.zeros(2, np.float32)
+
+
+class Raises(Shape):
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action):
+        return {}["speed"]
 """
 TRAIN = f"train {ROOT}/configs/ppo/cartpole.yaml trainer.device=cpu"
 ERRORS = {
@@ -37,6 +45,7 @@ ERRORS = {
     f"{TRAIN} env.id=CartPol-v1": "env.id = 'CartPol-v1': no environment has this name",
     f"{TRAIN} env.id=faq_broken:Shape": "at reset, the observation has shape (3,), the observation space says (2,)",
     f"{TRAIN} env.id=faq_broken:Old": "reset() got an unexpected keyword argument 'seed'",
+    f"{TRAIN} env.id=faq_broken:Raises": "raised KeyError: 'speed' (",
     "eval zzz": "run = 'zzz': no such run",
     "plan --gpus 1 hardware.gpu_memory_gb=24": "an update of … needs 35 GB on each of 1 GPUs",
 }

@@ -145,7 +145,8 @@ def test_what_an_environment_raises_names_the_environment_and_the_step():
     env.step(none, row)
     env.step(none, row)
     with pytest.raises(
-        EnvironmentContractError, match=r"environment 4 \(Faulty\), 3 steps.*the simulator fell over"
+        EnvironmentContractError,
+        match=r"environment 4 \(Faulty\), 3 steps.*the simulator fell over \(.*faulty\.py:\d+, in step\)\.$",
     ) as told:
         env.step(none, row)
     assert isinstance(told.value.__cause__, RuntimeError)
@@ -154,7 +155,7 @@ def test_what_an_environment_raises_names_the_environment_and_the_step():
 def test_a_wrong_observation_shape_names_what_was_expected_and_what_came():
     env = InProcessEnv(partial(Faulty, fault="shape", at=1), 1)
     row = _reset_env(env)
-    with pytest.raises(EnvironmentContractError, match=r"environment 0.*1 steps.*\(3,\).*\(2,\)"):
+    with pytest.raises(EnvironmentContractError, match=r"environment 0.*1 step into.*\(3,\).*\(2,\)"):
         env.step(np.zeros(1, np.int64), row)
 
 

@@ -99,5 +99,7 @@ def test_an_environment_that_cannot_be_reset_is_refused():
         def reset(self, *, seed=None, options=None):
             raise OSError("no display")
 
-    with pytest.raises(ConfigError, match=r"reset\(seed=0\) raised OSError: no display"):
+    with pytest.raises(
+        ConfigError, match=r"reset\(seed=0\) raised OSError: no display \(.*test_inspection.py:\d+, in reset\)"
+    ):
         inspect_env(Stuck)

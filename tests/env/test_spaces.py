@@ -55,6 +55,17 @@ def test_what_is_written_at_an_index_is_what_the_environment_showed_and_nothing_
     assert layout.from_arrays(layout.arrays(out)) is out or isinstance(out, dict)
 
 
+def test_a_missing_key_is_named_with_its_place_and_the_expected_keys():
+    inner = spaces.Dict({"day": spaces.Discrete(2), "night": spaces.Discrete(2)})
+    layout = ObservationLayout(spaces.Dict({"time": inner}))
+    with pytest.raises(
+        ValueError, match=r"^observation\['time'\] lacks 'night'; the expected keys are 'day', 'night'$"
+    ):
+        layout.single({"time": {"day": 0}})
+    with pytest.raises(ValueError, match=r"^the observation has type tuple, expected a dict with the keys 'time'$"):
+        layout.single((0, 1))
+
+
 @given(space=st.one_of(_leaves, _nested))
 @settings(max_examples=60, deadline=None)
 def test_flattening_twice_is_flattening_once(space):

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -143,8 +144,9 @@ def test_a_failing_worker_tells_its_traceback_and_its_environment(fault, told):
         env.step(np.zeros(4, np.int64), row)
     with pytest.raises(
         EnvironmentContractError, match=r"(?s)worker 1 \(environments 2 to 3\).*Traceback.*faulty.py.*" + told
-    ):
+    ) as error:
         env.step(np.zeros(4, np.int64), row)
+    assert fault == "exit" or re.search(r"fell over \(.*faulty\.py:\d+, in step\)", str(error.value).splitlines()[0])
     assert multiprocessing.active_children() == []
 
 

@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 from tests.evaluation.test_screens import E, F, S, compared, played
 
+from palaestra.api.screen_evaluation import format_comparison
 from palaestra.evaluation.report import Viewer, comparison_page, evaluation_page, write_page
 from palaestra.evaluation.screens import ScreenEvaluation
 from palaestra.evaluation.viewer import viewer_link
@@ -103,6 +104,14 @@ def test_the_first_unsolved_episode_and_every_task_with_failures_link_to_the_vie
     assert text.count("1 not solved") == 2
     solved = ScreenEvaluation.from_episodes([played("a/x", 0, S)])
     assert "href" not in evaluation_page(solved, "Tiny model", viewer=Viewer("episodes.html"))
+
+
+def test_episodes_that_are_in_no_pair_are_mentioned_only_if_there_are_any():
+    complete, incomplete = compared([S, F], [F, F]), compared([S, F, S], [F, F])
+    assert "in the pairs" not in comparison_page(complete, "Two", a="a", b="b")
+    assert format_comparison(complete).endswith("; 2 pairs)")
+    assert "Without a partner: 1 of A, 0 of B. None of" in comparison_page(incomplete, "Two", a="a", b="b")
+    assert format_comparison(incomplete).endswith("; 2 pairs; 1 and 0 unpaired)")
 
 
 def test_a_difference_that_may_be_chance_is_called_that():

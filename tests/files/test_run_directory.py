@@ -1,5 +1,7 @@
 """Finding runs again, and never writing over one."""
 
+import os
+
 import pytest
 
 from palaestra.errors import ConfigError
@@ -92,10 +94,12 @@ def test_a_run_of_another_trainer_is_refused_by_its_name_where_a_checkpoint_of_o
         find_checkpoint("pole", tmp_path)
 
 
-def test_an_unknown_run_is_refused_with_the_number_of_runs(tmp_path):
+def test_an_unknown_run_is_refused_with_the_number_of_runs_and_the_newest(tmp_path):
     _run(tmp_path, "pole")
-    with pytest.raises(ConfigError, match="There is 1 run under"):
+    with pytest.raises(ConfigError, match=r"There is 1 run under .*, the newest: pole\.$"):
         RunDirectory.find("xyz", tmp_path)
-    _run(tmp_path, "cart")
-    with pytest.raises(ConfigError, match="There are 2 runs under"):
+    for age, name in enumerate(("cart", "acrobot", "mountain", "pole")):
+        path = _run(tmp_path, name).resolved if name != "pole" else RunDirectory(tmp_path / name).resolved
+        os.utime(path, (1e9 - age, 1e9 - age))
+    with pytest.raises(ConfigError, match=r"There are 4 runs under .*, the newest: cart, acrobot, mountain\.$"):
         RunDirectory.find("xyz", tmp_path)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from palaestra.env.spaces import ActionLayout, ObservationLayout
+from palaestra.env.spaces import ActionLayout, ObservationLayout, flatten_observation
 from palaestra.errors import ConfigError
 from palaestra.experience.columns import possible_actions
 from palaestra.policy.device import Device, device_of, move_to
@@ -42,6 +42,7 @@ class TrainedPolicy:
         `deterministic` takes the most likely action; otherwise actions are sampled. `action_mask`: which choices are
         allowed, for environments that report it. With `env.action_chunk`, an action is a chunk of actions.
         """
+        observation = flatten_observation(observation)
         try:
             batch_size = self._observations.batch_size(observation)
             stored = self._observations.empty((batch_size or 1,))
@@ -53,7 +54,8 @@ class TrainedPolicy:
             non_finite = self._observations.find_non_finite(observation)
         except (ValueError, TypeError, KeyError, IndexError, OverflowError) as error:
             kind = type(observation).__name__
-            reason, remedy = str(error), "Give one observation of the environment, or an array of several"
+            several = "a dictionary of arrays with" if self._observations.is_dict else "an array of"
+            reason, remedy = str(error), f"Give one observation of the environment, or {several} several"
             if isinstance(observation, tuple) and len(observation) == 2 and isinstance(observation[1], dict):
                 reason = "is an observation and its info, as env.reset() returns them"
                 remedy = "Give the first: observation, info = env.reset()"

@@ -72,9 +72,9 @@ class ScreenReport:
         return "<ScreenReport\n" + "\n".join([*self.lines, *self.file_lines()]) + ">"
 
     def file_lines(self) -> list[str]:
-        """Where the files are, for the terminal."""
+        """Links to the files, for the terminal."""
         files = {"Report": self.page, "Episodes": self.viewer, "Picture": self.picture}
-        return [f"{name}: {path}" for name, path in files.items() if path is not None]
+        return [f"{name}: {path.resolve().as_uri()}" for name, path in files.items() if path is not None]
 
 
 def evaluate_on_screens(
@@ -323,11 +323,11 @@ def format_score(name: str, evaluation: ScreenEvaluation) -> str:
 def format_comparison(comparison: ScreenComparison) -> str:
     """Difference of two success rates, with its interval and significance, on one line."""
     pairs = comparison.overall
-    unpaired = "{} and {} unpaired".format(*comparison.unpaired_counts)
+    unpaired = "; {} and {} unpaired".format(*comparison.unpaired_counts) if any(comparison.unpaired_counts) else ""
     if pairs.difference is None:
-        return f"no pairs to compare; {unpaired}"
+        return f"no pairs to compare{unpaired}"
     low, high = (100 * bound for bound in pairs.ci95)
     return (
         f"difference {100 * pairs.difference:+.1f} points (95 % interval {low:+.1f} to {high:+.1f}; "
-        f"exact McNemar p = {pairs.p_value:.2g}; {len(pairs)} pairs; {unpaired})"
+        f"exact McNemar p = {pairs.p_value:.2g}; {len(pairs)} pairs{unpaired})"
     )

@@ -17,7 +17,7 @@ from palaestra.api.environments import environment_section
 from palaestra.api.event_loop import call_outside_event_loop, has_event_loop
 from palaestra.api.trained_run import EnvFactory, TrainedRun, load
 from palaestra.config.file import is_ui_config, set_value
-from palaestra.config.packaged import read_config
+from palaestra.config.packaged import read_config, set_default_rollout_length
 from palaestra.errors import ConfigError
 from palaestra.extras import UI_AGENTS, require_extras
 from palaestra.files.home import Home
@@ -26,9 +26,6 @@ from palaestra.telemetry.progress import can_redraw
 
 if TYPE_CHECKING:
     from palaestra.train.run import RunCallback, TrainingResult
-
-ROLLOUT_LENGTH = 256
-"""Steps of each environment per update, if only an environment is given. Short runs then make enough updates."""
 
 
 def train(
@@ -60,7 +57,7 @@ def train(
         reason = f"run {request.resume.run_id} is continued and keeps its id"
         remedy = "Leave it out, or train a new run from its weights: palaestra.train(…, warm_start=run)"
         raise ConfigError("train(name)", name, reason, remedy)
-    data = _apply_settings(request.data, settings or {}, name)
+    data = _apply_settings(request.data, settings or {}, name, only_environment=request.only_environment)
     if steps is not None:
         set_length(data, steps)
     line = _choose_progress(data, progress)
@@ -95,6 +92,7 @@ class _Request(NamedTuple):
     """The text of a configuration file."""
     resume: RunDirectory | None = None
     env: Mapping[str, Any] | None = None
+    only_environment: bool = False
 
 
 def _read_request(what: Any) -> _Request:
@@ -112,35 +110,31 @@ def _read_request(what: Any) -> _Request:
             data["env"] = {**data["env"], **what.env}
         return _Request(data, resume=directory, env=what.env)
     if isinstance(what, Mapping):
-        return _Request(copy.deepcopy(dict(what)))
+        return _Request(copy.deepcopy(dict(what)), only_environment=what.keys() == {"env"})
     if isinstance(what, str | os.PathLike):
         import gymnasium
 
         word = os.fspath(what)
         if word in gymnasium.registry:
-            return _Request({"env": {"id": word}})  # an id need not end in a version
+            return _Request({"env": {"id": word}}, only_environment=True)  # an id need not end in a version
         source = read_config(word)
-        return _Request(source.data, given=source.text)
-    return _Request({"env": environment_section(what)})
+        return _Request(source.data, given=source.text, only_environment=source.path is None)
+    return _Request({"env": environment_section(what)}, only_environment=True)
 
 
-def _apply_settings(data: dict[str, Any], settings: Mapping[str, Any], name: str | None) -> dict[str, Any]:
+def _apply_settings(
+    data: dict[str, Any], settings: Mapping[str, Any], name: str | None, *, only_environment: bool
+) -> dict[str, Any]:
     """The configuration with the settings, and with a rollout length if nothing but an environment was given."""
     if not isinstance(settings, Mapping) or not all(isinstance(key, str) for key in settings):
         remedy = "Give a dictionary with the keys of a configuration: settings={'algorithm.learning_rate': 1e-3}"
         raise ConfigError("train(settings)", settings, "is not a dictionary with text as keys", remedy)
-    only_environment = data.keys() == {"env"}
     for key, value in settings.items():
         set_value(data, key, copy.deepcopy(value))
     if name is not None:
         data["experiment_name" if is_ui_config(data) else "name"] = name
     if only_environment:
-        from palaestra.learner.registry import find_experience
-
-        trainer = data.setdefault("trainer", {})
-        algorithm = (data.get("algorithm") or {}).get("name")
-        if find_experience(algorithm) == "rollouts" and not {"rollout_length", "buffer_size"} & trainer.keys():
-            trainer["rollout_length"] = ROLLOUT_LENGTH
+        set_default_rollout_length(data)
     return data
 
 

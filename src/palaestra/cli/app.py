@@ -308,13 +308,25 @@ def _print_usage_error(error: Any, words: Sequence[str]) -> int:
     command = context.command_path if context is not None else "palaestra"
     options = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
     value = _option_value(options, words)
-    if value is None:
+    choice = re.search(r"'(.*)' is not one of (.*?)\.?$", str(getattr(error, "message", "")))
+    if choice is not None:
+        place = options[-1] if options else error.param.metavar or error.param.name
+        _print_error(str(_choice_error(place, choice[1], choice[2])))
+    elif value is None:
         problem = error.format_message().rstrip(".")
         _print_error(f"{problem}{'' if problem.endswith('?') else '.'} See: {command} --help")
     else:
         reason = str(error.message).rstrip(".").replace(", unable to parse string as an integer", "")
         _print_error(str(ConfigError(options[-1], value, reason[:1].lower() + reason[1:], f"See: {command} --help")))
     return int(error.exit_code)
+
+
+def _choice_error(place: str, value: str, choices: str) -> ConfigError:
+    """The error about a value that is none of the quoted choices."""
+    from palaestra.config import suggest_name
+
+    remedy = suggest_name(value, re.findall(r"'([^']*)'", choices), f"Write {place} as one of them")
+    return ConfigError(place, value, f"is not one of {choices}", remedy)
 
 
 def _option_value(options: Sequence[str], words: Sequence[str]) -> str | None:

@@ -163,3 +163,5 @@ def _train_on_cartpole() -> None:
         low, high = evaluation.ci95
         print(f"  {name:<7} mean return {evaluation.mean_return:6.1f} of 500   (95 % interval {low:.1f} to {high:.1f})")
     print(f"Run {result.run.run_id} in {result.run.path}")
+    print(localize_commands(f"Evaluate it again with: palaestra eval {result.run.run_id} --episodes 100"))
+    print(localize_commands("See what else can be trained with: palaestra train --list"))

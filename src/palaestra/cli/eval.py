@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -17,6 +18,7 @@ from palaestra.files.run_directory import find_checkpoint
 if TYPE_CHECKING:
     from palaestra.evaluation.play import Evaluation
 
+_PROGRESS_EVERY_S = 0.1
 _RunArgument = Annotated[
     str | None,
     typer.Argument(metavar="RUN_OR_CHECKPOINT", help="Run id, run directory or checkpoint.", show_default=False),
@@ -116,6 +118,7 @@ def eval_command(
         print_json(document)
         return
     _print_evaluation(document, run, against, video)
+    _print_cut_off_hint(path, evaluation)
 
 
 def _evaluate(path: Path, *, episodes: int, **options: Any) -> Evaluation:
@@ -124,11 +127,16 @@ def _evaluate(path: Path, *, episodes: int, **options: Any) -> Evaluation:
     from palaestra.train import evaluate_checkpoint
 
     with show_progress(f"Evaluating {path.name}", "episodes", only_on_terminal=True) as update:
+        shown = 0.0
 
-        def report(finished: int) -> None:
-            update(finished, episodes)
+        def report(finished: int, steps: int) -> None:
+            nonlocal shown
+            # After every step of fast environments the display would take longer than the steps.
+            if time.monotonic() - shown > _PROGRESS_EVERY_S:
+                update(finished, episodes, f"{steps:,} steps")
+                shown = time.monotonic()
 
-        return evaluate_checkpoint(path, episodes=episodes, on_finished=report, **options)
+        return evaluate_checkpoint(path, episodes=episodes, on_progress=report, **options)
 
 
 def _compare(evaluation: Evaluation, path: Path, baseline: Evaluation) -> dict[str, Any]:
@@ -161,6 +169,19 @@ def _print_evaluation(document: dict[str, Any], run: str, against: str | None, v
         gap = document["difference"]
         print(_format_evaluation(against, document["against"]))
         print(f"difference {gap['mean']:+.2f} ({_format_interval(gap['ci95'], '+.2f')})")
+
+
+def _print_cut_off_hint(path: Path, evaluation: Evaluation) -> None:
+    """Tell how many episodes reached the limit of evaluations, in an environment without one of its own."""
+    from palaestra.env.make import EPISODE_LIMIT
+
+    own_limit = (read_state(path) or {}).get("about", {}).get("config", {}).get("env", {}).get("max_episode_steps")
+    count = sum(length >= EPISODE_LIMIT for length in evaluation.lengths)
+    if count and own_limit is None:
+        print(
+            f"{count} of {len(evaluation.lengths)} episodes were cut off after {EPISODE_LIMIT:,} steps. If episodes "
+            "can go on forever, train with a limit, which evaluations use as well: env.max_episode_steps=500"
+        )
 
 
 def _name_or_deployed(run: str | None, deployed: str | None) -> str:

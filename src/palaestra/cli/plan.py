@@ -82,7 +82,7 @@ def _read_data(words: list[str], options: dict[str, Any]) -> dict[str, Any]:
     invalid = next((word for word in assignments if "=" not in word), None)
     if invalid is not None:
         raise ConfigError("argument", invalid, "is not key=value", "Write for example times.session_step=0.4")
-    data = apply_overrides({} if name is None else read_config(name).data, assignments)
+    data = apply_overrides({}, assignments) if name is None else read_config(name).apply_overrides(assignments)
     for key, value in options.items():
         set_value(data, key, value)
     return data

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 _ACTIONS = """  click X Y      double X Y     right X Y      move X Y       drag X Y X Y
   type TEXT      press Control+a               scroll DY [X Y]
-  wait SECONDS   answer TEXT    done           give-up        {"kind": ...}"""
+  wait SECONDS   answer TEXT    done           give-up        {"kind": ...}
+  Ctrl-D ends the session."""
 
 
 def try_command(
@@ -66,6 +68,7 @@ class _InteractiveSession:
     def __init__(self, request: TaskRequest, picture: Path, as_json: bool) -> None:
         self._request, self._picture, self._as_json = request, picture, as_json
         self._steps: list[dict[str, Any]] = []
+        self._lines = _InputLines()
 
     def _print(self, text: str) -> None:
         print(text, file=sys.stderr if self._as_json else sys.stdout, flush=True)
@@ -96,13 +99,13 @@ class _InteractiveSession:
             print_json({**spec.facts(), "steps": self._steps, "progress": progress.facts()})
 
     async def _play(self, session: BrowserSession, progress: TaskProgress) -> TaskProgress:
-        from asyncio import to_thread
-
         from palaestra.sessions.action import encode
 
         step = 0
         while not progress.done:
-            line = await to_thread(self._read_line)
+            if sys.stdin.isatty():
+                print("> ", end="", file=sys.stderr, flush=True)
+            line = await self._lines.read()
             if not line or line.strip() in ("quit", "exit"):
                 break
             if not line.strip():
@@ -121,16 +124,46 @@ class _InteractiveSession:
             self._print(_format_progress(step, progress))
         return progress
 
-    def _read_line(self) -> str:
-        """The next line; empty at the end of the input."""
-        if sys.stdin.isatty():
-            print("> ", end="", file=sys.stderr, flush=True)
-        return sys.stdin.readline()
-
     def _save_screenshot(self, screenshot: Screenshot) -> None:
         self._picture.write_bytes(screenshot.data)
         if not self._steps:
             self._print(f"Screen of {screenshot.size.width} x {screenshot.size.height} pixels in {self._picture}")
+
+
+class _InputLines:
+    """Lines of standard input, read without a thread.
+
+    A thread that waits for a terminal cannot be interrupted, and the end of the event loop would wait for it.
+    """
+
+    def __init__(self) -> None:
+        self._pending = b""
+        """Bytes that were read after the last line."""
+
+    async def read(self) -> str:
+        """The next line; empty at the end of the input."""
+        while b"\n" not in self._pending:
+            await _wait_until_readable(sys.stdin.fileno())
+            data = os.read(sys.stdin.fileno(), 4096)
+            self._pending += data
+            if not data:
+                break
+        line, newline, self._pending = self._pending.partition(b"\n")
+        return (line + newline).decode(sys.stdin.encoding, sys.stdin.errors or "strict")
+
+
+async def _wait_until_readable(descriptor: int) -> None:
+    import asyncio
+
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    try:
+        loop.add_reader(descriptor, readable.set)
+    except PermissionError:
+        return  # a regular file, which is always readable
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(descriptor)
 
 
 def _format_progress(step: int, progress: TaskProgress) -> str:

@@ -83,7 +83,6 @@ def train_command(
         words.append("telemetry.progress=false")
 
     from palaestra.api.training import run_config
-    from palaestra.config.file import apply_overrides
     from palaestra.config.packaged import read_config
     from palaestra.files.run_directory import Attempt, RunDirectory, find_checkpoint
 
@@ -94,12 +93,11 @@ def train_command(
         raise ConfigError("--resume", run.run_id, "is a run of the run service", run.resume_command)
     source = read_config(name) if name is not None else None
     if source is not None:
-        data, text = source.data, source.text
+        data, text = source.apply_overrides(words), source.text
     else:
         assert run is not None
-        data, text = run.read_config(), ""
-        _check_algorithm_override(data, words, run.run_id)
-    data = _apply_options(apply_overrides(data, words), num_steps, cluster_host)
+        data, text = _override_resumed(run.read_config(), words, run.run_id), ""
+    data = _apply_options(data, num_steps, cluster_host)
     if check:
         _print_check(data, seed)
         return
@@ -172,14 +170,20 @@ def _check_options(name: str | None, resume: str | None, checkpoint: str | None,
         raise ConfigError("--warm-start", warm_start, reason, "Leave it out, or start a new run without --resume")
 
 
-def _check_algorithm_override(data: dict[str, Any], words: list[str], run_id: str) -> None:
-    """Refuse another algorithm for a resumed run, before its settings are taken for those of the other one."""
+def _override_resumed(data: dict[str, Any], words: list[str], run_id: str) -> dict[str, Any]:
+    """The configuration of a resumed run with overrides.
+
+    Another algorithm is refused, before the settings of this one are taken for those of the other one.
+    """
+    from palaestra.config.file import apply_overrides
+
     algorithm = data.get("algorithm")
     trained_with = algorithm.get("name") if isinstance(algorithm, dict) else None
     requested = [word.partition("=")[2] for word in words if word.startswith("algorithm.name=")]
     if requested and requested[-1] != trained_with:
         remedy = "Leave it out, or start a new run with a configuration"
         raise ConfigError("algorithm.name", requested[-1], f"run {run_id} learns with {trained_with}", remedy)
+    return apply_overrides(data, words)
 
 
 def _apply_options(data: dict[str, Any], num_steps: int | None, cluster_host: str | None) -> dict[str, Any]:
@@ -293,6 +297,8 @@ def _print_result(result: TrainingResult, as_json: bool) -> None:
     elif not on_screens and final.get("episode_return") is not None:
         score = f", mean return of the last episodes {format_return(final['episode_return'])}"
     print(f"{'Stopped' if result.interrupted else 'Done'} after {result.steps:,} {unit}{score}.")
+    if not on_screens and final.get("episodes") == 0 and not result.interrupted:
+        print("No episode ended, so there is no return. If episodes can go on forever, set env.max_episode_steps=500")
     print(f"Run {run.run_id} in {run.path}")
     if result.interrupted:
         print(localize_commands(f"Resume with: {run.resume_command}"))

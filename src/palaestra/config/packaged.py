@@ -8,14 +8,17 @@ A file in the current directory takes precedence over a name.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from palaestra.config.file import read_config_file
+from palaestra.config.file import apply_overrides, read_config_file
 from palaestra.config.section import closest_names
 from palaestra.errors import ConfigError
 
+ROLLOUT_LENGTH = 256
+"""Steps of each environment per update of PPO, if only an environment is given. Short runs then make enough updates."""
 CONFIGS = Path(__file__).parents[1] / "configs"
 LIST_COMMAND = "palaestra train --list"
 _SUFFIXES = (".yaml", ".yml", ".json")
@@ -31,6 +34,22 @@ class NamedConfig:
     """Content of the file; empty for an environment id."""
     path: Path | None = None
     """The file; None for an environment id."""
+
+    def apply_overrides(self, assignments: Sequence[str]) -> dict[str, Any]:
+        """The data with each `key.path=value` applied; of an environment id, with the default rollout length."""
+        data = apply_overrides(self.data, assignments)
+        if self.path is None and self.data:
+            set_default_rollout_length(data)
+        return data
+
+
+def set_default_rollout_length(data: dict[str, Any]) -> None:
+    """Set `ROLLOUT_LENGTH` for PPO in a configuration without a file, unless the configuration has a length."""
+    algorithm, trainer = data.get("algorithm") or {}, data.get("trainer") or {}
+    if not isinstance(algorithm, Mapping) or not isinstance(trainer, Mapping):
+        return  # refused by the parser
+    if algorithm.get("name") in (None, "ppo") and not {"rollout_length", "buffer_size"} & trainer.keys():
+        data["trainer"] = {**trainer, "rollout_length": ROLLOUT_LENGTH}
 
 
 def packaged_configs() -> dict[str, Path]:

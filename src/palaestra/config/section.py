@@ -10,7 +10,7 @@ import difflib
 import os
 import sys
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from importlib import import_module
 from types import ModuleType
 from typing import Any, TypeVar
@@ -91,15 +91,20 @@ def import_own_module(name: str) -> ModuleType:
     return import_module(name)
 
 
-def parse_section(section: type[_SectionT], data: Mapping[str, Any], *, place: str = "") -> _SectionT:
-    """Build a section from data; `ConfigError` for the first error in it."""
+def parse_section(
+    section: type[_SectionT], data: Mapping[str, Any], *, place: str = "", other_keys: Collection[str] = ()
+) -> _SectionT:
+    """Build a section from data; `ConfigError` for the first error in it.
+
+    `other_keys`: keys that may stand beside those of the section and were removed from the data, for suggestions.
+    """
     if (surrogate := _find_lone_surrogate(data, place)) is not None:
         reason = "has half of a surrogate pair, which UTF-8 cannot encode"
         raise ConfigError(surrogate[0] or "configuration", surrogate[1], reason, "Write the whole character")
     try:
         return section.model_validate(dict(data))
     except ValidationError as error:
-        raise _config_error(section, error, place) from None
+        raise _config_error(section, error, place, other_keys) from None
 
 
 def _find_lone_surrogate(value: Any, place: str) -> tuple[str, str] | None:
@@ -116,13 +121,15 @@ def _find_lone_surrogate(value: Any, place: str) -> tuple[str, str] | None:
     return next(filter(None, (_find_lone_surrogate(item, where) for where, item in parts)), None)
 
 
-def _config_error(section: type[Section], error: ValidationError, place: str) -> ConfigError:
+def _config_error(
+    section: type[Section], error: ValidationError, place: str, other_keys: Collection[str]
+) -> ConfigError:
     # An unknown key is reported first, because it explains most other errors (the right key is then missing).
     details = min(error.errors(), key=lambda item: item["type"] != "extra_forbidden")
     path = [str(part) for part in details["loc"]]
     where = ".".join([part for part in (place, *path) if part])
     if details["type"] == "extra_forbidden":
-        known = _known_keys(section, path[:-1])
+        known = _known_keys(section, path[:-1]).union(other_keys if len(path) == 1 else ())
         remedy = suggest_name(path[-1], known, f"Known keys: {', '.join(sorted(known))}")
         return ConfigError(where, details["input"], "unknown key", remedy)
     if details["type"] == "missing":

@@ -2,15 +2,20 @@
 
 An id is a Gymnasium id (`CartPole-v1`), an address `module:factory`, or Gymnasium's own form `module:Id`. Every failure
 becomes a `ConfigError` that names the field and the remedy.
+
+`describe_exception` describes an exception of an environment with the line of the user's code that raised it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -31,6 +36,9 @@ _DEPENDENCIES = {
     "gymnasium.envs.phys2d": ("jax", "pip install 'gymnasium[jax]'"),
     "gymnasium.envs.tabular": ("jax", "pip install 'gymnasium[jax]'"),
 }
+
+_PACKAGE = str(Path(__file__).parents[1])
+_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 
 
 @dataclass(frozen=True)
@@ -119,9 +127,9 @@ class EnvFactory:
 
     def _construction_error(self, error: Exception) -> ConfigError:
         if isinstance(error, TypeError):
-            reason = f"{self.id} does not take these ({_first_line(error)})"
+            reason = f"{self.id} does not take these ({_first_line(error)}){locate_user_code(error)}"
             return ConfigError("env.kwargs", dict(self.kwargs), reason, "Change env.kwargs")
-        reason = f"making it failed with {type(error).__name__}: {_first_line(error)}"
+        reason = f"making it failed with {type(error).__name__}: {_first_line(error)}{locate_user_code(error)}"
         return ConfigError("env.id", self.id, reason, "Make it alone in Python to see the whole traceback")
 
 
@@ -200,3 +208,33 @@ def _unknown_id_error(name: str, error: Exception) -> UnknownEnvironment:
 def _first_line(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__
+
+
+def describe_exception(error: Exception) -> str:
+    """Type, text and place of an exception, such as `KeyError: 'speed' (walk.py:11, in step)`."""
+    return f"{type(error).__name__}: {str(error).rstrip('.')}{locate_user_code(error)}"
+
+
+def locate_user_code(error: Exception) -> str:
+    """The innermost frame of the user's code, such as ` (walk.py:11, in step)`; empty if there is none.
+
+    Frames of Palaestra, of the standard library and of installed packages are skipped: an exception that NumPy raises
+    is usually caused by the line that calls it.
+    """
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not _is_library(frame.filename):
+            return f" ({_shorten_path(frame.filename)}:{frame.lineno}, in {frame.name})"
+    return ""
+
+
+def _is_library(filename: str) -> bool:
+    parts = Path(filename).parts
+    if filename.startswith("<frozen ") or "site-packages" in parts or "dist-packages" in parts:
+        return True
+    return any(Path(filename).is_relative_to(folder) for folder in (_PACKAGE, *_INSTALLED))
+
+
+def _shorten_path(filename: str) -> str:
+    """The path relative to the current directory, if it is below it."""
+    path = Path(filename)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename

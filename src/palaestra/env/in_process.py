@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
 
-from palaestra.env.factory import ActionChunk
+from palaestra.env.factory import ActionChunk, describe_exception, locate_user_code
 from palaestra.env.spaces import ActionLayout, ObservationLayout, copy_observation, same_observation
 from palaestra.env.vector import Array, EpisodeEnd, GymEnv, Info, MethodForwarding, Snapshot, Space, StepRow
 from palaestra.errors import ConfigError, EnvironmentContractError
@@ -233,8 +233,12 @@ class InProcessEnv(MethodForwarding):
         if isinstance(error, EnvironmentContractError):
             return error
         name = type(self._envs[i].unwrapped).__name__
-        when = "in reset()" if in_reset else f"{self._num_steps - self._start_steps[i]} steps into its episode"
-        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        length = self._num_steps - self._start_steps[i]
+        when = "in reset()" if in_reset else f"{length} {'step' if length == 1 else 'steps'} into its episode"
+        # A ValueError without a line of the user is ours, about a wrong observation.
+        what = (
+            str(error) if isinstance(error, ValueError) and not locate_user_code(error) else describe_exception(error)
+        )
         return EnvironmentContractError(f"environment {self._first + i} ({name}), {when}: {what}.")
 
     def snapshot(self) -> Snapshot | None:

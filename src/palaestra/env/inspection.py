@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from palaestra.env.factory import describe_exception
 from palaestra.env.spaces import ActionLayout, ObservationLayout, random_actions
 from palaestra.env.vector import Flags, GymEnv, Info, Space
 from palaestra.errors import ConfigError
@@ -81,7 +82,7 @@ class _Inspection:
             try:
                 value, reward, terminated, truncated, info = self._env.step(action)
             except Exception as error:
-                raise self._config_error(f"step({action!r}) raised {type(error).__name__}: {error}") from error
+                raise self._config_error(f"step({action!r}) raised {describe_exception(error)}") from error
             seconds.append(self._clock() - start)
             # A step without a sleep did not wait, even if other processes held the core.
             waited = _count_sleeps() > sleeps_before
@@ -102,7 +103,7 @@ class _Inspection:
         try:
             value, info = self._env.reset(seed=0)
         except Exception as error:
-            raise self._config_error(f"reset(seed=0) raised {type(error).__name__}: {error}") from error
+            raise self._config_error(f"reset(seed=0) raised {describe_exception(error)}") from error
         self._check_observation(value, "reset")
         return dict(info)
 

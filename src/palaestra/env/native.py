@@ -17,6 +17,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
+from palaestra.env.factory import describe_exception, locate_user_code
 from palaestra.env.spaces import ActionLayout, ObservationLayout, copy_observation, write_observation
 from palaestra.env.vector import Array, EpisodeEnd, Flags, MethodForwarding, Snapshot, Space, StepRow
 from palaestra.errors import ConfigError, EnvironmentContractError
@@ -145,7 +146,9 @@ class NativeEnv(MethodForwarding):
     def _contract_error(self, error: Exception, when: str) -> EnvironmentContractError:
         if isinstance(error, EnvironmentContractError):
             return error
-        what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        what = (
+            str(error) if isinstance(error, ValueError) and not locate_user_code(error) else describe_exception(error)
+        )
         return EnvironmentContractError(
             f"{self._env}, {when}, {int(self._lengths.max())} steps into an episode: {what}."
         )

@@ -7,7 +7,7 @@ a `ConfigError`. Actions are always the values of the environment: a `Discrete(3
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
@@ -29,11 +29,27 @@ class _Leaf:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     space: Space
+    keys: tuple[tuple[str, ...], ...]
+    """All keys of each `Dict` on the path."""
 
     def select(self, value: Any) -> Any:
-        for key in self.path:
-            value = value[key]
+        """The entry of an observation; `ValueError` if a key on the path is missing."""
+        for depth, key in enumerate(self.path):
+            try:
+                value = value[key]
+            except (KeyError, IndexError, TypeError):
+                raise self._key_error(value, depth) from None
         return value
+
+    def _key_error(self, value: Any, depth: int) -> ValueError:
+        where = f"observation{''.join(f'[{key!r}]' for key in self.path[:depth])}" if depth else "the observation"
+        expected = ", ".join(map(repr, self.keys[depth]))
+        if not isinstance(value, Mapping):
+            return ValueError(f"{where} has type {type(value).__name__}, expected a dict with the keys {expected}")
+        missing = ", ".join(repr(key) for key in self.keys[depth] if key not in value)
+        unknown = ", ".join(repr(key) for key in value if key not in self.keys[depth])
+        also = f" and has {unknown}, which is unknown" if unknown else ""
+        return ValueError(f"{where} lacks {missing}{also}; the expected keys are {expected}")
 
     def shape_error(self, shape: object) -> ValueError:
         where = f"observation[{self.name!r}]" if self.name else "the observation"
@@ -184,6 +200,17 @@ class ActionLayout:
         return flat
 
 
+def flatten_observation(value: Any) -> Any:
+    """An observation with its nested dicts flattened, as in the stored space; other observations as they are."""
+    if not isinstance(value, Mapping):
+        return value
+    flat: dict[Any, Any] = {}
+    for key, part in value.items():
+        inner = flatten_observation(part)
+        flat |= {f"{key}/{name}": entry for name, entry in inner.items()} if isinstance(inner, dict) else {key: inner}
+    return flat
+
+
 def write_observation(out: Observation, index: int | EllipsisType, value: Observation) -> None:
     """Copy a stored observation (as `EpisodeEnd.observation`) to `out[index]`, or a whole batch with `...`."""
     if isinstance(out, dict):
@@ -251,17 +278,17 @@ def random_actions(space: Space, num_envs: int, rng: np.random.Generator, mask: 
     return action
 
 
-def _iterate_leaves(space: Space, path: tuple[str, ...]) -> Iterator[_Leaf]:
+def _iterate_leaves(space: Space, path: tuple[str, ...], keys: tuple[tuple[str, ...], ...] = ()) -> Iterator[_Leaf]:
     name = "/".join(path)
     if isinstance(space, spaces.Dict):
         for key, inner in space.spaces.items():
-            yield from _iterate_leaves(inner, (*path, key))
+            yield from _iterate_leaves(inner, (*path, key), (*keys, tuple(space.spaces)))
     elif isinstance(space, spaces.Box):
         stored = _storage_box(space)
-        yield _Leaf(name, path, tuple(space.shape), np.dtype(stored.dtype), stored)
+        yield _Leaf(name, path, tuple(space.shape), np.dtype(stored.dtype), stored, keys)
     elif isinstance(space, spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary):
         dtype = np.float32 if isinstance(space, spaces.MultiBinary) else np.int64
-        yield _Leaf(name, path, tuple(space.shape or ()), np.dtype(dtype), space)
+        yield _Leaf(name, path, tuple(space.shape or ()), np.dtype(dtype), space, keys)
     else:
         place = f"env.observation_space[{name!r}]" if name else "env.observation_space"
         remedy = "Use a Dict with named entries instead" if isinstance(space, spaces.Tuple) else "Wrap the environment"

@@ -80,11 +80,11 @@ def evaluate(
     episodes: int,
     seed: int,
     deterministic: bool = True,
-    on_finished: Callable[[int], None] = lambda count: None,
+    on_progress: Callable[[int, int], None] = lambda episodes, steps: None,
 ) -> Evaluation:
     """Play exactly `episodes` episodes from `seed`; `deterministic` takes the most likely action each time.
 
-    `on_finished` is called with the number of finished episodes.
+    `on_progress` is called after every step of all environments, with the numbers of finished episodes and of steps.
     """
     if episodes < 1:
         raise ConfigError("episodes", episodes, "must be at least 1")
@@ -98,6 +98,7 @@ def evaluate(
     # A fixed number per environment: taking the first n to end would favour short episodes.
     shares = [episodes // N + (1 if i < episodes % N else 0) for i in range(N)]
     played: list[list[EpisodeEnd]] = [[] for _ in range(N)]
+    steps = 0
     with eval_mode(policy):
         while any(len(done) < share for done, share in zip(played, shares, strict=True)):
             noise = mask = None
@@ -112,7 +113,8 @@ def evaluate(
             for ended in env.step(distribution.to_env(acted.action.cpu().numpy()), row):
                 if len(played[ended.index]) < shares[ended.index]:
                     played[ended.index].append(ended)
-                    on_finished(sum(map(len, played)))
+            steps += N
+            on_progress(sum(map(len, played)), steps)
     ordered = [episode for done in played for episode in done]
     solved = tuple(episode.success for episode in ordered if episode.success is not None)
     return Evaluation(

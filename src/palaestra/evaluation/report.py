@@ -236,14 +236,21 @@ def _comparison_parts(comparison: ScreenComparison) -> list[str]:
         "Episodes of equal task, parameters and seed. The bar runs from −100 to +100 points. "
         "p: exact McNemar test, two-sided. Interval: Tango's score interval for paired shares."
     )
-    unpaired_a, unpaired_b = comparison.unpaired_counts
     return [
         f"<p class=headline>{headline}</p>",
-        f"<p class=soft>Without a partner: {unpaired_a} of A, {unpaired_b} of B. Environment failures: "
-        f"{comparison.a.overall.environment_failed} of A, {comparison.b.overall.environment_failed} of B. None of "
-        "them is in the pairs.</p>",
+        *_excluded_parts(comparison),
         _table(note, head, rows, foot=_pairs_row("all", overall) if len(rows) > 1 else None),
     ]
+
+
+def _excluded_parts(comparison: ScreenComparison) -> list[str]:
+    """How many episodes are in no pair, if there are any."""
+    counts = {
+        "Without a partner": comparison.unpaired_counts,
+        "Environment failures": (comparison.a.overall.environment_failed, comparison.b.overall.environment_failed),
+    }
+    shown = [f"{name}: {a} of A, {b} of B." for name, (a, b) in counts.items() if a or b]
+    return [f"<p class=soft>{' '.join(shown)} None of them is in the pairs.</p>"] if shown else []
 
 
 def _pairs_row(task: str, pairs: PairCounts) -> list[str]:

@@ -198,8 +198,7 @@ class RunDirectory:
         from palaestra.config import closest_names  # loads pydantic, which is slow for listing runs
 
         close = closest_names(name, known)
-        count = "is 1 run" if len(known) == 1 else f"are {len(known)} runs"
-        remedy = f"Nearest: {', '.join(close)}" if close else f"There {count} under {root}"
+        remedy = f"Nearest: {', '.join(close)}" if close else _describe_runs(known, root)
         raise ConfigError("run", name, "no such run", remedy)
 
     def read_config(self) -> dict[str, Any]:
@@ -344,6 +343,20 @@ def find_checkpoint(name: str, root: Path, *, which: str = "best") -> Path:
         remedy = "No checkpoint of the run is intact" if other is None else f"The newest intact one is {other}"
         raise CheckpointError("checkpoint", str(path), f"the {which} checkpoint of run {run.run_id} is damaged", remedy)
     return path
+
+
+def _describe_runs(run_ids: Sequence[str], root: Path) -> str:
+    """How many runs there are, and the ids of those that began or were continued last."""
+
+    def modification_time(run_id: str) -> float:
+        try:
+            return (root / run_id / "resolved.json").stat().st_mtime
+        except OSError:  # deleted meanwhile
+            return 0.0
+
+    count = "is 1 run" if len(run_ids) == 1 else f"are {len(run_ids)} runs"
+    newest = sorted(run_ids, key=modification_time, reverse=True)[:3]
+    return f"There {count} under {root}" + (f", the newest: {', '.join(newest)}" if newest else "")
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from pydantic import Field, field_validator
 
 from palaestra.actor.asynchronous import AsyncConfig
 from palaestra.config import Section, parse_section
-from palaestra.config.file import apply_overrides
 from palaestra.config.packaged import read_config
 from palaestra.env.make import EnvConfig
 from palaestra.errors import ConfigError
@@ -61,7 +60,8 @@ class TrainerConfig(AsyncConfig):
     """Length of the training, collection, checkpoints and evaluation."""
 
     total_timesteps: int | None = Field(default=None, ge=1)
-    """Total steps over all environments. Give this or `iterations`; 100,000 if neither is given."""
+    """Total steps over all environments; the last update is completed. Give this or `iterations`; 100,000 if neither is
+    given."""
     updates: int | None = Field(default=None, ge=1)
     """Length of offline learning in gradient steps; 100,000 if not given. Needs a `dataset`."""
     save_replay: bool = True
@@ -181,7 +181,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 def load_config(path: Path | str, assignments: Sequence[str] = (), *, seed: int | None = None) -> RunConfig:
     """The checked configuration from a file, a packaged name or an environment id, with overrides."""
-    return config_from(apply_overrides(read_config(str(path)).data, assignments), seed=seed)
+    return config_from(read_config(str(path)).apply_overrides(assignments), seed=seed)
 
 
 def config_from(data: Mapping[str, Any], *, seed: int | None = None) -> RunConfig:
@@ -286,7 +286,8 @@ def read_algorithm(given: Any, experience: str, default: str) -> dict[str, Any]:
     name = flat.pop("name", default)
     if not isinstance(name, str):
         raise ConfigError("algorithm.name", name, "is not a name", f"Write algorithm.name={default}")
-    settings = parse_section(config_of(name, experience), {**flat, **nested}, place="algorithm")
+    values = {**flat, **nested}
+    settings = parse_section(config_of(name, experience), values, place="algorithm", other_keys=("name",))
     return {"name": name, **settings.model_dump(mode="json")}
 
 

@@ -111,12 +111,12 @@ def evaluate_checkpoint(
     env: Mapping[str, Any] | None = None,
     make: Callable[[EnvConfig], VectorEnv] = make_env,
     device: Device = "cpu",
-    on_finished: Callable[[int], None] = lambda count: None,
+    on_progress: Callable[[int, int], None] = lambda episodes, steps: None,
 ) -> Evaluation:
     """Evaluate the policy of a checkpoint in its environment, which `make` creates.
 
     `env` replaces keys of the section `env` of its configuration. `device` may differ from the device of the training.
-    `on_finished` is called with the number of finished episodes.
+    `on_progress` as in `evaluate`.
     """
     here = choose_device(device)
     checkpoint = load_checkpoint(path, kind="vector")
@@ -128,7 +128,7 @@ def evaluate_checkpoint(
         load_weights(policy, checkpoint.policy)
         chosen = seed if seed is not None else config.trainer.seed + EVAL_SEED
         return evaluate(
-            policy, environments, episodes=episodes, seed=chosen, deterministic=deterministic, on_finished=on_finished
+            policy, environments, episodes=episodes, seed=chosen, deterministic=deterministic, on_progress=on_progress
         )
     finally:
         environments.close()

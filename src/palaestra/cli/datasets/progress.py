@@ -6,13 +6,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeAlias
+from typing import Protocol
 
 from palaestra.cli.terminal import format_bytes
 from palaestra.telemetry.progress import PLAIN_LINE_EVERY_S, can_redraw
 
-UpdateProgress: TypeAlias = Callable[[int, int], None]
-"""Called with what is done and with the total, 0 if that is unknown."""
+
+class UpdateProgress(Protocol):
+    """Called with what is done and with the total, 0 if that is unknown. A bar shows the note beside them."""
+
+    def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Show the progress."""
 
 
 @contextmanager
@@ -27,7 +31,7 @@ def show_progress(
         with _show_bar(title, unit) as update:
             yield update
     elif only_on_terminal:
-        yield lambda done, total: None
+        yield lambda done, total, note="": None
     else:
         yield _PlainLines(title, unit, clock)
 
@@ -39,7 +43,7 @@ class _PlainLines:
         self._title, self._unit, self._clock = title, unit, clock
         self._printed = clock()
 
-    def __call__(self, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int, note: str = "") -> None:
         if self._clock() - self._printed < PLAIN_LINE_EVERY_S:
             return
         self._printed = self._clock()
@@ -67,7 +71,12 @@ def _show_bar(title: str, unit: str) -> Iterator[UpdateProgress]:
     columns: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), TextColumn(unit))
     if unit == "bytes":
         columns = (DownloadColumn(), TransferSpeedColumn())
-    all_columns = (TextColumn("{task.description}"), BarColumn(), *columns, TimeRemainingColumn())
+    note_column = TextColumn("{task.fields[note]}")
+    all_columns = (TextColumn("{task.description}"), BarColumn(), *columns, note_column, TimeRemainingColumn())
     with Progress(*all_columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=max(done, total) if total else None)
+        task = bar.add_task(title, total=None, note="")
+
+        def update(done: int, total: int, note: str = "") -> None:
+            bar.update(task, completed=done, total=max(done, total) if total else None, note=note)
+
+        yield update

@@ -92,7 +92,8 @@ def view_command(
         print_json(page.to_json())
         return
     images = f", images in {page.picture_directory}" if page.picture_directory else ""
-    print(f"{page.path}: {page.trajectories} episodes, {page.bytes / 2**20:.1f} MB{images}")
+    print(f"{page.trajectories} episodes, {page.bytes / 2**20:.1f} MB{images}")
+    print(f"Page: {page.path.resolve().as_uri()}")
 
 
 def report_command(

@@ -154,7 +154,6 @@ def _read_program(program: Sequence[str], words: list[str], runner: str, name: s
 
 def _read_config(words: list[str], runner: str) -> tuple[dict[str, Any], str, str]:
     """The configuration from a file and overrides, the text of the file, and a name for the run."""
-    from palaestra.config.file import apply_overrides
     from palaestra.config.packaged import NamedConfig, read_runner_config
     from palaestra.runs.spec import run_name
 
@@ -162,7 +161,7 @@ def _read_config(words: list[str], runner: str) -> tuple[dict[str, Any], str, st
     if name is None and not words and runner == "palaestra":
         raise ConfigError("CONFIG", None, "no configuration given", "Try: palaestra runs start cartpole")
     source = NamedConfig({}) if name is None else read_runner_config(name, runner)
-    config = apply_overrides(source.data, words)
+    config = source.apply_overrides(words)
     return config, source.text, run_name(config.get("name"), source.path)
 
 

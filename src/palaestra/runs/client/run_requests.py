@@ -227,7 +227,7 @@ def _build_spec(config: RunSpec | Mapping[str, object] | str | Path, runner: str
         from palaestra.config.packaged import read_runner_config
 
         source = read_runner_config(str(config), runner)
-        data["config"], data["config_text"] = source.data, source.text
+        data["config"], data["config_text"] = source.apply_overrides([]), source.text
         data.setdefault("name", run_name(source.data.get("name"), source.path))
     return parse_section(RunSpec, data, place="spec")
 
