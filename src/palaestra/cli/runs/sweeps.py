@@ -221,10 +221,7 @@ def start_sweep(
     if not options.follow:
         print(localize_commands(f"Show it with: palaestra sweeps show {record.sweep_id}"), file=sys.stderr)
     elif record.num_runs > 1:
-        judged = "" if record.metric == "episode/return" else f" --by {record.metric}"
-        judged += " --minimize" if record.direction == "minimize" else ""
-        command = f"palaestra runs compare --sweep {record.sweep_id}{judged}"
-        print(localize_commands(f"Compare with: {command}"), file=sys.stderr)
+        print(localize_commands(f"Compare with: palaestra runs compare --sweep {record.sweep_id}"), file=sys.stderr)
     if options.follow and record.trials.get("succeeded", 0) != record.num_trials:
         raise typer.Exit(1)
 
