@@ -58,7 +58,6 @@ def test_a_sweep_is_compared_by_its_own_metric_and_direction(runs, palaestra, ho
         "--name",
         "grid",
         "--follow",
-        "--yes",
         "--",
         sys.executable,
         "fit.py",
