@@ -154,3 +154,11 @@ def test_a_sweep_of_a_stored_command_needs_confirmation(start, runs, program):
     first = start("--", *program, "--lr", "1", "--seed", "0")
     refused = runs("start", "--like", first, "lr=1,2")
     assert (refused.code, "confirmation is required" in refused.err) == (2, True), refused
+
+
+def test_a_missing_script_is_named_with_its_command(runs, tmp_path):
+    for words in ((), ("--seeds", "1,2")):
+        refused = runs("start", *words, "--", sys.executable, "gone.py", "--seed", "1")
+        command = f"{sys.executable} gone.py --seed 1"
+        problem = f"command = '{command}': {tmp_path}/gone.py: no such file. Check the path of the script."
+        assert (refused.code, refused.err) == (2, f"error: {problem}\n")
