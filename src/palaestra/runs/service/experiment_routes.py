@@ -66,7 +66,7 @@ class CurveResponse(ResponseBody):
     mean: list[float | None]
     """Mean over the runs; it ends where the shortest run of the group ends."""
     low: list[float | None]
-    """Lower end of the 95 % interval of the mean (Student's t); null for fewer than two runs."""
+    """Lower end of the 95 % interval of the mean (Student's t); null for fewer than three runs."""
     high: list[float | None]
 
 
