@@ -264,3 +264,11 @@ def test_an_unknown_run_is_refused(palaestra):
     result = palaestra("eval", "nothing-like-it")
     assert result.code == 2
     assert "no such run" in result.err
+
+
+def test_an_option_without_its_value_refers_to_the_help_of_its_command(palaestra):
+    result = palaestra("runs", "list", "--sort")
+    assert (result.code, result.err) == (
+        2,
+        "error: Option '--sort' requires an argument. See: palaestra runs list --help\n",
+    )
