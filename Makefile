@@ -17,14 +17,17 @@ setup: $(VENV)/.ready   ## create the virtual environment with pinned dependenci
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
+	@echo "Installing torch into $(VENV) (1 to 5 minutes) …"
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt torch==2.13.0
+	@echo "Installing Palaestra and its other dependencies into $(VENV) (1 to 3 minutes) …"
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 browser: setup  ## find Chromium for UI sessions, or install it (as root on Debian)
-	@$(BIN)/python -c 'from palaestra.sessions.browser.chromium import find_chromium as f; f()' 2>/dev/null \
+	@$(BIN)/python -c 'from palaestra.sessions.browser.chromium import find_chromium as f; print(f().path)' 2>/dev/null \
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null \
-	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null; } \
+	       && apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium-headless-shell >/dev/null \
+	       && command -v chromium-headless-shell; } \
 	  || echo "No Chromium here: tests of UI sessions are skipped. See docs/sessions.md."
 
 desktop: setup  ## check that Qt can be loaded, or install its libraries (as root on Debian)
@@ -136,8 +139,10 @@ docs: setup     ## regenerate the pages of docs/ that come from code
 	$(BIN)/python -m benchmarks.python_reference
 
 site: setup     ## build the pages as a site with search, into build/site
+	@echo "Installing the tools of the site into $(VENV) …"
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "Built $(CURDIR)/build/site/index.html"
 
 clean:          ## remove the virtual environment and caches
 	rm -rf $(VENV) .venv-* .mypy_cache .ruff_cache .pytest_cache .cache build dist

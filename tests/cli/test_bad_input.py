@@ -279,3 +279,11 @@ def test_a_value_that_is_none_of_the_choices_suggests_the_closest(palaestra, wor
     result = palaestra(*words)
     assert result.code == 2
     assert result.err.startswith(f"error: {message}")
+
+
+def test_an_option_without_its_value_refers_to_the_help_of_its_command(palaestra):
+    result = palaestra("runs", "list", "--sort")
+    assert (result.code, result.err) == (
+        2,
+        "error: Option '--sort' requires an argument. See: palaestra runs list --help\n",
+    )

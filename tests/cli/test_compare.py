@@ -1,6 +1,7 @@
 """`runs compare` with many runs, by query and by sweep."""
 
 import json
+import sys
 
 from palaestra.runs import TrainerService
 
@@ -41,7 +42,48 @@ def test_plots_are_written_as_pictures_and_as_a_page(runs, started, tmp_path):
     for words, problem in (
         (["--out", "c.jpg"], "is not .html, .svg or .png"),
         (["--pareto"], "The HTML page always has it"),
-        (["--by", "lost"], "none of these runs has values of it"),
+        (["--by", "lost"], "no run has it; they have episode/return"),
     ):
         result = runs("plot", first, *words)
         assert (result.code, problem in result.err) == (2, True), result
+
+
+def test_a_sweep_is_compared_by_its_own_metric_and_direction(runs, palaestra, home, tmp_path):
+    code = "import sys; [print(f'step: {i} loss: {float(sys.argv[2]) / (i + 1)} acc: {i}') for i in range(3)]"
+    (tmp_path / "fit.py").write_text(code)
+    (tmp_path / "grid.yaml").write_text("parameters: {lr: [0.5, 0.1]}\nseeds: 1,2\nmetric: loss\ndirection: minimize\n")
+    words = (
+        "--sweep",
+        "grid.yaml",
+        "--name",
+        "grid",
+        "--follow",
+        "--",
+        sys.executable,
+        "fit.py",
+        "--lr",
+        "1",
+        "--seed",
+        "0",
+    )
+    started = runs("start", *words)
+    assert started.code == 0, started
+    assert "Compare with: palaestra runs compare --sweep grid-" in started.err
+    assert "--by" not in started.err
+    result = runs("compare", "--sweep", "grid", "--json")
+    document = json.loads(result.out)["groups"]
+    assert (document["metric"], document["direction"]) == ("loss", "minimize")
+    assert [group["parameters"]["lr"] for group in document["groups"]] == [0.1, 0.5]
+    document = json.loads(runs("compare", "--sweep", "grid", "--maximize", "--json").out)["groups"]
+    assert [group["parameters"]["lr"] for group in document["groups"]] == [0.5, 0.1]
+    # The direction of the sweep says nothing about another metric.
+    document = json.loads(runs("compare", "--sweep", "grid", "--by", "acc", "--json").out)["groups"]
+    assert (document["metric"], document["direction"]) == ("acc", "maximize")
+    assert TrainerService(home).compare_groups(sweep="grid").direction == "minimize"
+    assert runs("plot", "--sweep", "grid", "--out", "curves.html").code == 0
+    for words in (("compare", "--sweep", "grid", "--by", "return"), ("plot", "--where", "runner=script")):
+        result = runs(*words)
+        assert result.code == 2
+        assert "--by = 'episode/return': no run has it; they have loss, acc. Use --by loss." in result.err
+    result = runs("compare", "--where", "runner=script")
+    assert "! no run has episode/return; they have loss, acc. Use --by loss" in result.out

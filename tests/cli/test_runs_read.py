@@ -10,9 +10,11 @@ import sys
 import threading
 
 import pytest
+from tests.cli.conftest import start_echo
 from tests.runs.serving import service
 
 from palaestra.runs import TrainerService
+from palaestra.runs.phase import Phase
 
 
 def test_list_finds_by_agent_and_by_words(runs, started):
@@ -171,6 +173,20 @@ def test_serve_stop_ends_the_service_and_says_so(palaestra, home):
     with service(home) as result:
         assert json.loads(palaestra("serve", "--stop", "--json").out) == {"ended": result["pid"]}
         assert palaestra("serve", "--stop").out == f"No service runs for {home.path}.\n"
+
+
+def test_serve_stop_says_how_many_runs_continue(palaestra, home):
+    with service(home):
+        run_id = start_echo(lambda *words: palaestra("runs", *words), home, "steps=1", "then=hang", wait=False)
+        TrainerService(home).wait(run_id, phases={Phase.RUNNING}, timeout_s=60)
+        assert palaestra("serve", "--stop").out == "The service has exited; 1 run continues.\n"
+    with service(home):
+        palaestra("runs", "stop", run_id, "--grace", "0")
+
+
+def test_serve_stop_says_nothing_of_runs_if_none_is_active(palaestra, home):
+    with service(home):
+        assert palaestra("serve", "--stop").out == "The service has exited.\n"
 
 
 def test_settings_that_the_service_has_not_read_are_reported_where_they_matter(palaestra, home):

@@ -136,3 +136,29 @@ def test_a_program_reports_with_palaestra_log(start, runs, tmp_path):
 
     assert document["metrics"] == {"loss": 99 / 4}
     assert document["run"]["env_step"] == 99
+
+
+def test_a_sweep_of_a_typed_command_needs_no_confirmation_and_prints_no_findings(runs, program, tmp_path):
+    words = ("--json", "--", *program, "--lr", "1", "--seed", "0")
+    started = runs("start", "--name", "grid", "lr=1,2", "--seeds", "1..2", *words)
+    assert (started.code, json.loads(started.out)["num_runs"]) == (0, 4), started
+    assert started.err.splitlines() == [f"Show it with: palaestra sweeps show {json.loads(started.out)['sweep_id']}"]
+    # A file may come from somebody else: its commands are confirmed.
+    (tmp_path / "grid.yaml").write_text("parameters: {command: [[python, other.py], [python, train.py, --quiet]]}\n")
+    (tmp_path / "other.py").write_text("print('step: 1 loss: 2')")
+    refused = runs("start", "--sweep", "grid.yaml", "--", *program)
+    assert (refused.code, "confirmation is required" in refused.err) == (2, True), refused
+
+
+def test_a_sweep_of_a_stored_command_needs_confirmation(start, runs, program):
+    first = start("--", *program, "--lr", "1", "--seed", "0")
+    refused = runs("start", "--like", first, "lr=1,2")
+    assert (refused.code, "confirmation is required" in refused.err) == (2, True), refused
+
+
+def test_a_missing_script_is_named_with_its_command(runs, tmp_path):
+    for words in ((), ("--seeds", "1,2")):
+        refused = runs("start", *words, "--", sys.executable, "gone.py", "--seed", "1")
+        command = f"{sys.executable} gone.py --seed 1"
+        problem = f"command = '{command}': {tmp_path}/gone.py: no such file. Check the path of the script."
+        assert (refused.code, refused.err) == (2, f"error: {problem}\n")

@@ -345,6 +345,28 @@ def test_it_opens_on_the_first_episode_that_was_not_solved_and_not_on_a_broken_s
 
 
 @needs_browser
+def test_of_two_policies_it_opens_on_the_first_episode_that_only_the_first_one_solved(tmp_path):
+    path, task = tmp_path / "view.html", dict(episode().task)
+    solved, failed = Outcome.SUCCESS, Outcome.FAILURE
+    outcomes = {
+        "after": [solved, failed, solved, solved],
+        "before": [solved, failed, Outcome.ENVIRONMENT_FAILED, failed],
+    }
+
+    def played(number):
+        return [
+            ViewedEpisode(episode(episode_id=f"e{seed}", outcome=outcome, group="", task=task | {"seed": seed}), label)
+            for label, listed in outcomes.items()
+            for seed, outcome in enumerate(listed[:number])
+        ]
+
+    write_viewer(played(4), path)
+    assert in_browser(path, "location.hash") == ["#after%3Ae3"]
+    write_viewer(played(3), path)
+    assert in_browser(path, "location.hash") == ["#after%3Ae1"]
+
+
+@needs_browser
 def test_a_link_names_a_task_a_policy_and_what_was_not_solved(tmp_path):
     path, task = tmp_path / "view.html", dict(episode().task)
     played = [
@@ -363,7 +385,8 @@ def test_a_link_names_a_task_a_policy_and_what_was_not_solved(tmp_path):
     _, shown, here, _, other, _, all_of_them = in_browser(
         path, f"location.hash = {link.partition('#')[2]!r}; 1", settled + EPISODES, "location.hash",
         f"location.hash = {viewer_link('', key='after:z')!r}; 1",
-        r"/^c · seed \d+ · after/.test(document.querySelector('[aria-current] .about').textContent) ? 1 : 'wait'",
+        r"/^after · 1 step · c .*· seed \d+$/"
+        ".test(document.querySelector('[aria-current] .about').textContent) ? 1 : 'wait'",
         "location.hash = '?task=gone'; 1", f"{settled}{EPISODES}.length",
     )  # fmt: skip
     assert shown == ["y"]

@@ -305,7 +305,8 @@ def _print_usage_error(error: Any, words: Sequence[str]) -> int:
         error.show()
         return int(error.exit_code)
     context = getattr(error, "ctx", None)
-    command = context.command_path if context is not None else "palaestra"
+    # The parser raises without a context for an option whose value is missing.
+    command = context.command_path if context is not None else _command_path(words)
     options = [name for name in getattr(getattr(error, "param", None), "opts", ()) if name.startswith("-")]
     value = _option_value(options, words)
     choice = re.search(r"'(.*)' is not one of (.*?)\.?$", str(getattr(error, "message", "")))
@@ -327,6 +328,21 @@ def _choice_error(place: str, value: str, choices: str) -> ConfigError:
 
     remedy = suggest_name(value, re.findall(r"'([^']*)'", choices), f"Write {place} as one of them")
     return ConfigError(place, value, f"is not one of {choices}", remedy)
+
+
+def _command_path(words: Sequence[str]) -> str:
+    """The command that the words begin with, such as `palaestra runs list`."""
+    names: list[str] = ["palaestra"]
+    commands: Mapping[str, str | Group] = COMMANDS
+    for word in words:
+        if word not in commands:
+            break
+        names.append(word)
+        entry = commands[word]
+        if not isinstance(entry, Group):
+            break
+        commands = entry.commands
+    return " ".join(names)
 
 
 def _option_value(options: Sequence[str], words: Sequence[str]) -> str | None:

@@ -46,7 +46,7 @@ def serve(
         if as_json:
             print_json({"ended": pid})
         else:
-            print(f"No service runs for {home.path}." if pid is None else "The service has exited; runs continue.")
+            print(f"No service runs for {home.path}." if pid is None else _describe_exit(home))
         return
     require_extras("the run service", "serve", only=SERVER)
     from palaestra.config.file import read_settings
@@ -64,7 +64,17 @@ def serve(
             print(f"Token in {home.token}, log in {log}. Press Ctrl-C to exit; runs continue.", flush=True)
 
     run_service(service_config(home, read_settings(config, settings or [])), home, announce)
-    print("The service has exited; runs continue.", file=sys.stderr)
+    print(_describe_exit(home), file=sys.stderr)
+
+
+def _describe_exit(home: Home) -> str:
+    """That the service has exited, and how many runs go on without it."""
+    from palaestra.runs.phase import Phase
+    from palaestra.runs.reader import RunReader
+
+    active = len(RunReader(home).runs(phases=[phase for phase in Phase if phase.has_process]))
+    continuing = "" if not active else "; 1 run continues" if active == 1 else f"; {active} runs continue"
+    return f"The service has exited{continuing}."
 
 
 def gateway(

@@ -93,8 +93,9 @@ def write_viewer(
 ) -> ViewerFile:
     """Write the page for these trajectories in one pass.
 
-    The page opens on the first episode that was not solved. `texts` maps token ids to texts; without it tokens are
-    shown by number. Pictures are stored next to the file if it would exceed `max_bytes` with them; with 0 always.
+    The page opens on the first episode that was not solved; with two labels, on the first one that the policy of the
+    first label solved and the other one did not, if there is any. `texts` maps token ids to texts; without it tokens
+    are shown by number. Pictures are stored next to the file if it would exceed `max_bytes` with them; with 0 always.
     """
     beside = path.with_name(f"{path.stem}_pictures")
     _check_output(path, beside)

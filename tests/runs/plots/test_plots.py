@@ -3,6 +3,7 @@
 import io
 import re
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -64,9 +65,9 @@ def comparison(*groups, metric="eval_return"):
 
 
 def two_groups(label="A"):
-    """Group A has two runs with the same mean at each step and a spread; group B has one run."""
-    reader = Reader({"a1": [1.0, 4.0], "a2": [3.0, 4.0], "b1": [0.0, 8.0]})
-    first = group(label, ["a1", "a2"], mean=4.0, low=4.0, high=4.0, iqm=4.0, time_s=2.0, on_front=True)
+    """Group A has three runs with a spread at step 100 and none at step 200; group B has one run."""
+    reader = Reader({"a1": [1.0, 4.0], "a2": [3.0, 4.0], "a3": [2.0, 4.0], "b1": [0.0, 8.0]})
+    first = group(label, ["a1", "a2", "a3"], mean=4.0, low=4.0, high=4.0, iqm=4.0, time_s=2.0, on_front=True)
     groups = comparison(first, group("B", ["b1"], mean=8.0, time_s=5.0, on_front=True))
     return groups, build_curves(reader, groups)
 
@@ -80,8 +81,8 @@ def test_a_curve_is_the_mean_over_the_runs_with_the_interval_of_students_t():
     first, second = curves.curves
     assert curves.steps[-1] == 200
     assert (at(curves, first.mean, 100), at(curves, first.mean, 200)) == (2.0, 4.0)
-    # The half-width of two numbers that are 2 apart is 12.706.
-    assert at(curves, first.low, 100) == pytest.approx(2 - 12.706, abs=1e-3)
+    # The standard deviation is 1, and the 97.5 % quantile of Student's t with two degrees of freedom 4.303.
+    assert at(curves, first.low, 100) == pytest.approx(2 - 4.303 / 3**0.5, abs=1e-3)
     assert (at(curves, first.low, 200), at(curves, first.high, 200)) == (4.0, 4.0)
     assert at(curves, second.mean, 200) == 8.0
     assert np.isnan(second.low).all()
@@ -118,11 +119,31 @@ def test_svg_is_xml_with_a_line_per_run_a_mean_and_a_band_per_group():
     root = ET.fromstring(to_svg(draw_curves(curves, f"{HOSTILE}\x00\x1b")))
     groups = [element for element in root.iter() if element.get("data-group")]
     drawn = {one.get("data-group"): [child.tag.removeprefix(NAMES["svg"]) for child in one] for one in groups}
-    assert drawn == {"A": ["polygon", "polyline", "polyline", "polyline"], "B": ["polyline", "polyline"]}
+    assert drawn == {"A": ["polygon", *["polyline"] * 4], "B": ["polyline", "polyline"]}
     assert not list(root.iter(f"{NAMES['svg']}script"))
     texts = [text.text for text in root.iter(f"{NAMES['svg']}text")]
     assert f"{HOSTILE}��" in texts
     assert "A  lr=0.1" in texts
+
+
+def test_two_runs_have_no_band_and_the_legend_says_so():
+    groups = comparison(group("A", ["a", "b"]))
+    curves = build_curves(Reader({"a": [1.0, 4.0], "b": [3.0, 4.0]}), groups)
+    (curve,) = curves.curves
+    assert at(curves, curve.mean, 100) == 2.0
+    assert np.isnan(curve.low).all()
+    svg = to_svg(draw_curves(curves))
+    assert "<polygon" not in svg
+    assert "A  lr=0.1  (mean of 2 runs; a band needs 3)" in svg
+
+
+def test_steps_are_of_an_environment_only_if_there_is_one():
+    reader = Reader({"a1": [1.0, 2.0]})
+    groups = comparison(group("A", ["a1"]))
+    assert ">environment steps<" in to_svg(draw_curves(build_curves(reader, groups)))
+    scripts = tuple(replace(score, env_id="") for score in groups.groups[0].runs)
+    groups = comparison(replace(groups.groups[0], runs=scripts))
+    assert ">steps<" in to_svg(draw_curves(build_curves(reader, groups)))
 
 
 def test_png_has_the_size_of_the_figure_and_its_colours():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -35,8 +36,18 @@ CompareArgument = Annotated[
 ]
 WhereOption = Annotated[str, typer.Option(metavar="QUERY", help="Runs that match, such as 'env=CartPole-v1'.")]
 SweepOption = Annotated[str, typer.Option(metavar="SWEEP", help="Runs of this sweep.")]
-ByOption = Annotated[str, typer.Option("--by", metavar="METRIC", help="Metric to compare by.")]
-MinimizeOption = Annotated[bool, typer.Option("--minimize", help="Less of the metric is better.")]
+ByOption = Annotated[
+    str | None,
+    typer.Option("--by", metavar="METRIC", help="Metric to compare by. Default: that of the sweep, or the return."),
+]
+MinimizeOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--minimize/--maximize",
+        help="Less or more of the metric is better. Default: as in the sweep, or more.",
+        show_default=False,
+    ),
+]
 AtOption = Annotated[
     int | None,
     typer.Option("--at", metavar="STEP", min=0, help="Step to compare at. Default: the last that all runs reached."),
@@ -48,8 +59,8 @@ def compare_command(
     runs: CompareArgument = None,
     where: WhereOption = "",
     sweep: SweepOption = "",
-    by: ByOption = "return",
-    minimize: MinimizeOption = False,
+    by: ByOption = None,
+    minimize: MinimizeOption = None,
     at: AtOption = None,
     pool_envs: PoolOption = False,
     metric: Annotated[
@@ -62,15 +73,18 @@ def compare_command(
     Runs that differ only in their seed form a group, with the mean and the interquartile mean over its runs at the same
     step and 95 % intervals. Up to four runs are also shown side by side with all metrics.
     """
-    direction: Literal["maximize", "minimize"] = "minimize" if minimize else "maximize"
 
     def read(reader: RunReader) -> tuple[dict[str, Any], GroupComparison]:
         from palaestra.runs.analysis.groups import compare_groups
-        from palaestra.runs.sweeps.selection import select_compared
+        from palaestra.runs.sweeps.selection import choose_metric, select_compared
 
         records = _select(reader, runs or [], where, sweep)
         unique = select_compared(reader, [record.run_id for record in records])
-        groups = compare_groups(reader, unique, metric=by, direction=direction, step=at, pool_envs=pool_envs)
+        by_metric, direction = choose_metric(reader, sweep, by, read_direction(minimize))
+        groups = compare_groups(reader, unique, metric=by_metric, direction=direction, step=at, pool_envs=pool_envs)
+        # Without --by, up to four runs are worth a look side by side whatever their metrics are called.
+        if by is not None or len(unique) > _MAX_SIDE_BY_SIDE:
+            require_metric(groups)
         return _compare_all(reader, records, as_json), groups
 
     comparison, groups = query(read)
@@ -87,6 +101,21 @@ def compare_command(
 
         lines = [*format_comparison(comparison), ""]
     print("\n".join([*lines, *format_groups(groups)]))
+
+
+def read_direction(minimize: bool | None) -> Literal["maximize", "minimize"] | None:
+    """The direction of `--minimize` and `--maximize`; None without either."""
+    return None if minimize is None else "minimize" if minimize else "maximize"
+
+
+def require_metric(comparison: GroupComparison) -> None:
+    """Raise `ConfigError` with the metrics that the runs have if none has the one to compare by."""
+    from palaestra.errors import ConfigError
+    from palaestra.runs.analysis.groups import join_metrics
+
+    if others := comparison.other_metrics:
+        reason = f"no run has it; they have {join_metrics(others)}"
+        raise ConfigError("--by", comparison.metric, reason, f"Use --by {shlex.quote(others[0])}")
 
 
 def _select(reader: RunReader, names: list[str], where: str, sweep: str) -> list[RunRecord]:
@@ -115,6 +144,8 @@ def _compare_all(reader: RunReader, records: Sequence[RunRecord], as_json: bool)
 def format_groups(comparison: GroupComparison) -> list[str]:
     """The lines of a comparison of groups: what differs, what came out, and notes."""
     groups = comparison.groups
+    if comparison.other_metrics:
+        return [sanitize_line(f"! {note}. Use --by {comparison.other_metrics[0]}") for note in comparison.notes]
     num_runs = sum(len(group.runs) for group in groups)
     step = "before their first step" if comparison.step is None else f"at step {comparison.step:,}"
     configurations = "1 configuration" if len(groups) == 1 else f"{len(groups)} configurations"

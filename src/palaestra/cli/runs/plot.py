@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,6 +15,8 @@ from palaestra.cli.runs.compare import (
     PoolOption,
     SweepOption,
     WhereOption,
+    read_direction,
+    require_metric,
 )
 from palaestra.cli.runs.read import query
 from palaestra.cli.terminal import JsonOption, print_json
@@ -33,8 +35,8 @@ def plot_command(
     ),
     where: WhereOption = "",
     sweep: SweepOption = "",
-    by: ByOption = "return",
-    minimize: MinimizeOption = False,
+    by: ByOption = None,
+    minimize: MinimizeOption = None,
     at: AtOption = None,
     pool_envs: PoolOption = False,
     pareto: Annotated[
@@ -52,7 +54,6 @@ def plot_command(
         raise ConfigError("--out", str(out), "is not .html, .svg or .png", "Write for example --out curves.html")
     if pareto and out.suffix.lower() == ".html":
         raise ConfigError("--pareto", True, "is for pictures", "The HTML page always has it")
-    direction: Literal["maximize", "minimize"] = "minimize" if minimize else "maximize"
 
     def draw(reader: RunReader) -> tuple[bytes, int]:
         from palaestra.runs.analysis.groups import compare_groups
@@ -60,10 +61,12 @@ def plot_command(
         from palaestra.runs.plots.drawing import to_png, to_svg
         from palaestra.runs.plots.figure import draw_curves, draw_pareto
         from palaestra.runs.plots.page import build_page
-        from palaestra.runs.sweeps.selection import select_compared
+        from palaestra.runs.sweeps.selection import choose_metric, select_compared
 
         records = select_compared(reader, runs or [], where=where, sweep=sweep)
-        groups = compare_groups(reader, records, metric=by, direction=direction, step=at, pool_envs=pool_envs)
+        metric, direction = choose_metric(reader, sweep, by, read_direction(minimize))
+        groups = compare_groups(reader, records, metric=metric, direction=direction, step=at, pool_envs=pool_envs)
+        require_metric(groups)
         heading = title or groups.metric
         if pareto:
             figure = draw_pareto(groups, heading)

@@ -119,7 +119,8 @@ def start(
     """Start a run of a trainer or any program.
 
     Any program follows two dashes: palaestra runs start -- python train.py --lr 3e-4. Starts the run service if none
-    is running. Both continue after this command exits. Running foreign code needs your confirmation, or --yes.
+    is running. Both continue after this command exits. Running foreign code that you have not written after two dashes
+    needs your confirmation, or --yes.
     KEY=A,B,C and --seeds start a sweep: one run for each combination of values and seeds.
     """
     if explain:
@@ -130,7 +131,8 @@ def start(
     service = connect_service()
     if grid or seeds is not None or sweep is not None:
         request = build_sweep(spec, grid, seeds, sweep, seed_option=seed)
-        options = SweepOptions(yes=yes, dry_run=dry_run, follow=follow, as_json=as_json)
+        is_typed = get_program(ctx) is not None and "command" not in request.parameters
+        options = SweepOptions(yes=yes or is_typed, dry_run=dry_run, follow=follow, as_json=as_json, is_typed=is_typed)
         start_sweep(service, request, options, _print_command)
         return
     if dry_run:

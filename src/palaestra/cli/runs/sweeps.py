@@ -14,6 +14,7 @@ import typer
 
 from palaestra.cli.app import localize_commands
 from palaestra.cli.runs.manage import confirm, connect_service
+from palaestra.cli.services import format_findings
 from palaestra.cli.terminal import (
     Column,
     JsonOption,
@@ -145,6 +146,8 @@ class SweepOptions:
     dry_run: bool
     follow: bool
     as_json: bool
+    is_typed: bool = False
+    """Whether the user wrote the command in this call, so that it needs no confirmation."""
 
 
 def parse_words(config_file: str | None, overrides: Sequence[str]) -> tuple[list[str], dict[str, tuple[Any, ...]]]:
@@ -209,7 +212,12 @@ def start_sweep(
     try:
         record = service.start_sweep(spec)
     except ConsentRequired as error:
-        print_command(service.prepare_training(first), sys.stderr)
+        prepared = service.prepare_training(first)
+        if options.is_typed:
+            for line in format_findings([finding for finding in prepared.findings if finding.level != "ok"]):
+                print(line, file=sys.stderr)
+        else:
+            print_command(prepared, sys.stderr)
         confirm(f"run this foreign code in {spec.num_runs} runs", options.yes)
         record = service.start_sweep(spec, error.digest)
     if options.follow:
@@ -221,10 +229,7 @@ def start_sweep(
     if not options.follow:
         print(localize_commands(f"Show it with: palaestra sweeps show {record.sweep_id}"), file=sys.stderr)
     elif record.num_runs > 1:
-        judged = "" if record.metric == "episode/return" else f" --by {record.metric}"
-        judged += " --minimize" if record.direction == "minimize" else ""
-        command = f"palaestra runs compare --sweep {record.sweep_id}{judged}"
-        print(localize_commands(f"Compare with: {command}"), file=sys.stderr)
+        print(localize_commands(f"Compare with: palaestra runs compare --sweep {record.sweep_id}"), file=sys.stderr)
     if options.follow and record.trials.get("succeeded", 0) != record.num_trials:
         raise typer.Exit(1)
 

@@ -74,11 +74,12 @@
         episode.written].join("\n").toLowerCase();
       episode.row = el("button", {class: "row", type: "button", onclick: () => open(place)},
         el("span", {class: `badge ${episode.outcome}`, text: sign, title: words, "aria-label": words}),
-        el("span", {text: episode.instruction || episode.task, title: episode.instruction}),
+        el("span", {class: "title", text: episode.instruction || episode.task, title: episode.instruction}),
         el("span", {class: "number", text: number(episode.reward), title: "reward"}),
         el("span", {class: "about", title: episode.id,
-          text: [severalTasks && episode.task, `seed ${episode.seed}`, episode.label, plural(episode.steps, "step"),
-            episode.versions[0] < 0 ? "" : `version ${versionsOf(episode.versions)}`].filter(Boolean).join(" · ")}));
+          // In the order of interest: the end of a long line is cut.
+          text: [episode.label, plural(episode.steps, "step"), severalTasks && episode.task,
+            episode.versions[0] < 0 ? "" : `version ${versionsOf(episode.versions)}`, `seed ${episode.seed}`].filter(Boolean).join(" · ")}));
       episode.item = el("li", null, episode.row);
       rows.append(episode.item);
     });
@@ -469,10 +470,17 @@
     return openFirst();
   }
 
-  // The first episode in the list that was not solved, which is what people look for; else the first one.
+  // Of two policies, whether only the first one solved this: what training improved.
+  function isImproved(place) {
+    const policies = [...tally((e) => e.label).keys()], {label, siblings} = episodes[place];
+    return policies.length === 2 && label === policies[0] && isSolved(episodes[place])
+      && groups.get(siblings).some((other) => episodes[other].label === policies[1] && isUnsolved(episodes[other]));
+  }
+
+  // The first improved episode in the list, else the first that was not solved, else the first one.
   function openFirst() {
     if (!shown.length) return false;
-    const place = shown.find((each) => isUnsolved(episodes[each]));
+    const place = shown.find(isImproved) ?? shown.find((each) => isUnsolved(episodes[each]));
     open(place === undefined ? shown[0] : place);
     return true;
   }

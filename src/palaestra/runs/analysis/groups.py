@@ -7,6 +7,7 @@ that trained longer would win for that reason. A run that did not reach the step
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -21,6 +22,10 @@ from palaestra.runs.record import RunRecord
 from palaestra.runs.wire import API_SCHEMA, JsonObject, Number
 
 MAX_COMPARED = 1000
+_MAX_SEARCHED = 50
+_MAX_NAMED = 8
+_RESULT = re.compile(r"loss|return|reward|score|acc|error|success|eval|val_", re.IGNORECASE)
+"""Names that are more likely to be compared than the learning rate or the use of memory."""
 _IGNORED_KEYS = frozenset({"seed", "name", "exp_name"})
 
 
@@ -85,6 +90,8 @@ class GroupComparison:
     groups: tuple[RunGroup, ...] = field(default=())
     notes: tuple[str, ...] = ()
     """What to know before believing the numbers."""
+    other_metrics: tuple[str, ...] = ()
+    """Metrics of the runs if none of them has `metric`, results first; empty otherwise."""
 
 
 def compare_groups(
@@ -115,7 +122,11 @@ def compare_groups(
     groups.sort(key=lambda one: (one.mean is None, sign * (one.mean or 0.0)))
     front = _pareto_front(groups, sign)
     groups = [replace(group, label=_label(index), on_front=index in front) for index, group in enumerate(groups)]
-    notes = _list_notes(groups, metric, pool_envs)
+    other_metrics = () if _has_values(groups) else list_other_metrics(reader, records, metric)
+    if other_metrics:
+        notes = [f"no run has {metric_name(metric)}; they have {join_metrics(other_metrics)}"]
+    else:
+        notes = _list_notes(groups, metric, pool_envs)
     return GroupComparison(
         metric=metric_name(metric),
         window=describe_window(metric),
@@ -123,7 +134,31 @@ def compare_groups(
         step=step,
         groups=tuple(groups),
         notes=tuple(notes),
+        other_metrics=other_metrics,
     )
+
+
+def _has_values(groups: Sequence[RunGroup]) -> bool:
+    return any(group.num_values for group in groups)
+
+
+def list_other_metrics(reader: RunReader, records: Sequence[RunRecord], metric: str) -> tuple[str, ...]:
+    """The metrics of some runs if none of them has `metric`; empty if one has it. Results precede other metrics."""
+    names: dict[str, None] = {}
+    for record in records[:_MAX_SEARCHED]:
+        try:
+            names |= dict.fromkeys(reader.metric_names(record.run_id))
+        except ConfigError:
+            continue  # archived, or its directory is gone
+    if metric_name(metric) in names:
+        return ()
+    return tuple(sorted(names, key=lambda name: not _RESULT.search(name)))
+
+
+def join_metrics(names: Sequence[str]) -> str:
+    """`val_loss, train_loss and 12 more`."""
+    more = f" and {len(names) - _MAX_NAMED} more" if len(names) > _MAX_NAMED else ""
+    return ", ".join(names[:_MAX_NAMED]) + more
 
 
 def _common_step(records: Sequence[RunRecord]) -> int | None:

@@ -62,12 +62,15 @@ class SweepRequests(ServiceRequests):
         *,
         where: str = "",
         sweep: str = "",
-        metric: str = "return",
-        direction: Literal["maximize", "minimize"] = "maximize",
+        metric: str | None = None,
+        direction: Literal["maximize", "minimize"] | None = None,
         step: int | None = None,
         pool_envs: bool = False,
     ) -> GroupComparison:
-        """Runs that differ only in their seed as groups, compared at equal steps, best first."""
+        """Runs that differ only in their seed as groups, compared at equal steps, best first.
+
+        The default metric and direction are those of the sweep, otherwise the return, to be maximized.
+        """
         from palaestra.runs.analysis.groups import GroupComparison
 
         query = {"where": where, "sweep": sweep, "metric": metric, "direction": direction, "step": step}

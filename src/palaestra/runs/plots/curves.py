@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     Array = NDArray[np.float64]
 
 GRID_POINTS = 200
+MIN_BAND_RUNS = 3
+"""Runs of a group from which a band is drawn. The interval of two runs is 13 times as wide as their distance."""
 _MAX_POINTS = 100_000
 
 
@@ -39,9 +41,14 @@ class GroupCurve:
     parameters: Mapping[str, object]
     mean: tuple[float, ...]
     low: tuple[float, ...]
-    """Ends of the 95 % interval of the mean (Student's t); NaN for fewer than two runs."""
+    """Ends of the 95 % interval of the mean (Student's t); NaN for fewer than three runs."""
     high: tuple[float, ...]
     lines: tuple[RunLine, ...]
+
+    @property
+    def has_band(self) -> bool:
+        """Whether there are enough runs for a band."""
+        return any(math.isfinite(value) for value in self.low)
 
 
 @dataclass(frozen=True)
@@ -51,6 +58,7 @@ class CurveSet:
     metric: str
     steps: tuple[int, ...]
     curves: tuple[GroupCurve, ...]
+    x_label: str = "environment steps"
 
 
 def build_curves(reader: RunReader, comparison: GroupComparison) -> CurveSet:
@@ -70,7 +78,9 @@ def build_curves(reader: RunReader, comparison: GroupComparison) -> CurveSet:
     window = metric_window(comparison.metric)
     smoothed = {run_id: _sample(*points, grid, window) for run_id, points in series.items()}
     curves = tuple(_build_curve(group, smoothed) for group in comparison.groups)
-    return CurveSet(comparison.metric, grid, curves)
+    has_envs = any(score.env_id for group in comparison.groups for score in group.runs)
+    # The steps of a script without an environment are what it calls steps, such as updates or epochs.
+    return CurveSet(comparison.metric, grid, curves, "environment steps" if has_envs else "steps")
 
 
 def _read_series(reader: RunReader, run_id: str, metric: str) -> tuple[Array, Array]:
@@ -119,7 +129,7 @@ def _build_curve(group: RunGroup, smoothed: Mapping[str, Array]) -> GroupCurve:
     # A mean over fewer runs than before would jump for that reason, so it ends with the shortest run.
     mean = table.mean(axis=0)
     half = np.full(len(mean), np.nan)
-    if len(table) > 1:
+    if len(table) >= MIN_BAND_RUNS:
         half = stdtrit(len(table) - 1, 0.975) * table.std(axis=0, ddof=1) / math.sqrt(len(table))
     return GroupCurve(
         label=group.label,

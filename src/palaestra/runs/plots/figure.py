@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from palaestra.runs.analysis.groups import GroupComparison, RunGroup
-from palaestra.runs.plots.curves import CurveSet, GroupCurve
+from palaestra.runs.plots.curves import MIN_BAND_RUNS, CurveSet, GroupCurve
 
 WIDTH, HEIGHT = 900, 520
 _LEFT, _RIGHT, _TOP, _BOTTOM = 78, 24, 44, 58
@@ -110,9 +110,9 @@ def draw_curves(curves: CurveSet, title: str = "") -> Figure:
         for value in values
         if math.isfinite(value)
     ]
-    labels = [label_text(curve.label, curve.parameters) for curve in curves.curves]
+    labels = [_legend_text(curve) for curve in curves.curves]
     axes, height = _place_axes((0.0, float(curves.steps[-1])), _pad(everything), len(labels))
-    shapes = [*_draw_frame(axes, title, "environment steps", curves.metric), *_draw_legend(labels, axes)]
+    shapes = [*_draw_frame(axes, title, curves.x_label, curves.metric), *_draw_legend(labels, axes)]
     groups = {
         curve.label: tuple(_draw_curve(curve, curves.steps, axes, COLORS[index % len(COLORS)]))
         for index, curve in enumerate(curves.curves)
@@ -148,6 +148,13 @@ def label_text(label: str, parameters: Mapping[str, object]) -> str:
         parts.append(f"{end if ends.count(end) == 1 else key}={shown}")
     text = f"{label}  {' '.join(parts)}".rstrip()
     return text if len(text) <= _MAX_LABEL else text[: _MAX_LABEL - 1] + "…"
+
+
+def _legend_text(curve: GroupCurve) -> str:
+    text = label_text(curve.label, curve.parameters)
+    if curve.has_band or len(curve.lines) == 1:
+        return text
+    return f"{text}  (mean of {len(curve.lines)} runs; a band needs {MIN_BAND_RUNS})"
 
 
 def _place_axes(x_range: Point, y_range: Point, num_labels: int) -> tuple[_Axes, int]:
@@ -191,7 +198,8 @@ def _draw_curve(curve: GroupCurve, steps: Sequence[int], axes: _Axes, color: str
         if stop - start > 1:
             yield Area((*top, *bottom), color, 0.18)
     for line in curve.lines:
-        yield from _draw_line(line.values, steps, axes, color, 0.8, 0.35 if len(curve.lines) > 1 else 1.0)
+        opacity = 0.35 if curve.has_band else 0.7 if len(curve.lines) > 1 else 1.0
+        yield from _draw_line(line.values, steps, axes, color, 0.8, opacity)
     yield from _draw_line(curve.mean, steps, axes, color, 2.4, 1.0)
 
 

@@ -25,7 +25,7 @@ from palaestra.runs.service.schemas import (
 )
 from palaestra.runs.sweeps.controller import SweepController
 from palaestra.runs.sweeps.report import SweepDetails, SweepRecord
-from palaestra.runs.sweeps.selection import select_compared
+from palaestra.runs.sweeps.selection import choose_metric, select_compared
 from palaestra.runs.sweeps.spec import SweepSpec
 from palaestra.runs.wire import JsonObject, to_json
 
@@ -66,7 +66,7 @@ class CurveResponse(ResponseBody):
     mean: list[float | None]
     """Mean over the runs; it ends where the shortest run of the group ends."""
     low: list[float | None]
-    """Lower end of the 95 % interval of the mean (Student's t); null for fewer than two runs."""
+    """Lower end of the 95 % interval of the mean (Student's t); null for fewer than three runs."""
     high: list[float | None]
 
 
@@ -81,7 +81,8 @@ class CurvesResponse(ResponseBody):
 _ComparedRuns: TypeAlias = Annotated[list[RunIdText] | None, Query(max_length=100)]
 _Where: TypeAlias = Annotated[str, Query(max_length=2000)]
 _ComparedSweep: TypeAlias = Annotated[str, Query(pattern=f"^$|{RUN_ID}", max_length=60)]
-_Metric: TypeAlias = Annotated[str, Query(min_length=1, max_length=200)]
+_Metric: TypeAlias = Annotated[str | None, Query(min_length=1, max_length=200)]
+_Direction: TypeAlias = Literal["maximize", "minimize"] | None
 
 
 def add_sweep_routes(app: FastAPI, sweeps: SweepController) -> None:
@@ -135,17 +136,19 @@ def add_comparison_routes(app: FastAPI, reader: RunReader) -> None:
         run: _ComparedRuns = None,
         where: _Where = "",
         sweep: _ComparedSweep = "",
-        metric: _Metric = "return",
-        direction: Literal["maximize", "minimize"] = "maximize",
+        metric: _Metric = None,
+        direction: _Direction = None,
         step: Annotated[int | None, Query(ge=0, lt=2**63)] = None,
         pool_envs: bool = False,
     ) -> JsonObject:
         """Runs that differ only in their seed as groups, compared at equal steps, best first.
 
         The runs are named, those of a sweep, or those that match a query. The default step is the largest that all
-        runs have reached which did not fail and were not stopped.
+        runs have reached which did not fail and were not stopped. The default metric and direction are those of the
+        sweep, otherwise the return, to be maximized.
         """
         records = select_compared(reader, run or (), where=where, sweep=sweep)
+        metric, direction = choose_metric(reader, sweep, metric, direction)
         return to_json(
             compare_groups(reader, records, metric=metric, direction=direction, step=step, pool_envs=pool_envs)
         )
@@ -155,11 +158,12 @@ def add_comparison_routes(app: FastAPI, reader: RunReader) -> None:
         run: _ComparedRuns = None,
         where: _Where = "",
         sweep: _ComparedSweep = "",
-        metric: _Metric = "return",
-        direction: Literal["maximize", "minimize"] = "maximize",
+        metric: _Metric = None,
+        direction: _Direction = None,
     ) -> CurvesResponse:
         """The learning curves of the groups of `/compare/groups`, in the same order."""
         records = select_compared(reader, run or (), where=where, sweep=sweep)
+        metric, direction = choose_metric(reader, sweep, metric, direction)
         curves = build_curves(reader, compare_groups(reader, records, metric=metric, direction=direction))
         return CurvesResponse(
             metric=curves.metric,

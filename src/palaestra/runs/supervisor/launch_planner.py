@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import re
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -51,6 +52,8 @@ class Preview:
     """Where it would be executed."""
     unreachable: bool = False
     """Whether it is refused because the machine does not answer, so that a later try may succeed."""
+    command: str = ""
+    """The command of a program as it was given, for errors about it; empty for other requests."""
 
     @property
     def refusal(self) -> Finding | None:
@@ -66,7 +69,10 @@ class Preview:
         if refusal is not None or self.plan is None:
             refusal = refusal or Finding("plan", "refused", "there is no command to execute")
             error = HostUnreachable if self.unreachable else LaunchRefused
-            raise error("preflight", refusal.check, refusal.text.rstrip("."), refusal.remedy)
+            place, value = "preflight", refusal.check
+            if self.command and refusal.check == "command":
+                place, value = "command", self.command
+            raise error(place, value, refusal.text.rstrip("."), refusal.remedy)
         digest = self.plan.digest()
         if self.needs_consent and consent != digest:
             changed = " The command has changed since it was agreed to." if consent else ""
@@ -306,7 +312,7 @@ class LaunchPlanner:
             if changed:
                 remedy = "Nothing to do if you changed it; `palaestra runs compare` shows both"
                 findings.append(Finding("drift", "warning", changed, remedy))
-        return Preview(tuple(findings), plan, foreign_code)
+        return Preview(tuple(findings), plan, foreign_code, command=_format_program(spec))
 
     def _find_warm_start(self, spec: RunSpec, runner: Runner) -> CheckpointRecord | None:
         """The checkpoint whose id the spec gives; None without a warm start, for a path, or an incapable runner."""
@@ -314,6 +320,14 @@ class LaunchPlanner:
         if name is None or not runner.capabilities.warm_start or not _CHECKPOINT_ID.fullmatch(name):
             return None
         return None if (spec.invoked_from / name).exists() else get_checkpoint(self._home, name)
+
+
+def _format_program(spec: RunSpec) -> str:
+    """The command of a request for any program, as it was given, without secrets; empty for other requests."""
+    words = spec.config.get("command")
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        return ""
+    return shlex.join(redact_command(words))
 
 
 def find_script_change(home: Home, registry: Registry, agent_id: str, run_id: str, sha256: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from palaestra.errors import ConfigError
 from palaestra.runs.analysis.groups import MAX_COMPARED
+from palaestra.runs.analysis.metric_values import metric_name
 from palaestra.runs.analysis.query import select_runs
 from palaestra.runs.reader import RunReader
 from palaestra.runs.record import RunRecord
@@ -37,3 +39,18 @@ def select_compared(
         limits = f"{at_least} to {MAX_COMPARED:,} runs are needed"
         raise ConfigError("runs", number, limits, "Name runs, or use --where or --sweep")
     return unique
+
+
+def choose_metric(
+    reader: RunReader, sweep: str, metric: str | None, direction: Literal["maximize", "minimize"] | None
+) -> tuple[str, Literal["maximize", "minimize"]]:
+    """The metric and direction of a comparison: as given, otherwise those of the sweep, otherwise the return.
+
+    The direction of a sweep is that of its own metric, so it does not apply to another one.
+    """
+    if sweep and (metric is None or direction is None):
+        spec = SweepReader(reader.home).log(sweep).spec
+        metric = spec.metric if metric is None else metric
+        if direction is None and metric_name(metric) == metric_name(spec.metric):
+            direction = spec.direction
+    return metric or "return", direction or "maximize"

@@ -95,7 +95,9 @@ function fillRow(row, record, index, isSelected) {
   parts.link.title = record.name ? `${record.name} (${record.run_id})` : record.run_id;
   setText(parts.link, `${record.favorite ? "★ " : ""}${record.name || shortenMiddle(record.run_id)}`);
   setText(parts.id, record.name ? record.run_id : "");
-  setText(parts.tags, record.tags.join(" · "));
+  // The id of a run of a sweep already begins with that of the sweep, so the tag would only take space.
+  setText(parts.tags, record.tags.filter((tag) => !tag.startsWith("sweep:")).join(" · "));
+  parts.tags.title = record.tags.join(" · ");
   setText(parts.phase, record.phase);
   parts.phase.className = `phase phase-${record.phase}`;
   parts.phase.title = record.reason;
