@@ -191,7 +191,7 @@ def draw_curves(results: dict, path: Path) -> None:
     handles = {
         label: line for chart in axes.flat for line, label in zip(*chart.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(handles.values(), handles, loc="outside upper center", ncols=len(handles), frameon=False)
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=columns, frameon=False)
     figure.supxlabel("updates")
     figure.supylabel("solved (%)")
     figure.savefig(path, dpi=110)
