@@ -354,7 +354,11 @@ def test_the_numbers_of_a_resumed_run_do_not_go_back(home):
 def test_a_rebuilt_row_of_an_ended_run_is_the_row_that_was(home):
     async def body():
         async with run_supervisor(home) as supervisor:
-            return await wait_for_end(supervisor, (await supervisor.submit(echo(steps=5, seed=3, tags=("t",)))).run_id)
+            run_id = (await supervisor.submit(echo(steps=5, seed=3, tags=("t",)))).run_id
+            await wait_for_end(supervisor, run_id)
+            # The record of the code may arrive after the end of a short run.
+            await wait_until(lambda: supervisor.get_run(run_id).environment_digest, "its versions")
+            return supervisor.get_run(run_id)
 
     record = asyncio.run(body())
     stored = read_run(home.run(record.run_id))

@@ -81,7 +81,8 @@ def test_a_failed_collector_leaves_a_checkpoint_and_a_failed_phase(tmp_path):
     config = _config("tests.actor.rooms:Raising", {"at": 40}, total_timesteps=10_000)
     with pytest.raises(
         CollectorFailed,
-        match=r"the floor gave way. The last good state is .*update_0000000[0-2]. Resume with: palaestra train --res",
+        match=r"the floor gave way \(\S+rooms\.py:\d+, in happen\)\. The last good state is .*update_0000000[0-2]\. "
+        "Resume with: palaestra train --res",
     ) as it:
         train(config, root=tmp_path, run_id="a")
     saved = Path(re.search(r"state is (\S+)\. Resume with", str(it.value))[1])
