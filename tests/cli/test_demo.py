@@ -17,11 +17,11 @@ from palaestra.train import config_from
 from palaestra.train.screen_config import screen_config_from
 
 
-def test_the_plan_is_valid_and_trains_asynchronously_with_groups():
+def test_the_plan_is_valid_and_imitates_solved_episodes_only():
     config = screen_config_from(demo.SCREENS)
     assert config.trainer.collection == "asynchronous"
     assert config.trainer.num_training_steps == config.trainer.decay_updates == demo.UPDATES
-    assert config.algorithm["group_size"] == demo.GROUP_SIZE
+    assert config.algorithm == {"name": "rejection_sampling", "reward_threshold": 0.9}
     assert config_from(demo.CARTPOLE).env.id == "CartPole-v1"
 
 

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 MODEL = "tiny-reader"
 UPDATES = 12
-BATCH_SIZE, GROUP_SIZE = 64, 8
-"""Episodes per update, and how many of them begin on the same screen."""
+BATCH_SIZE = 64
+"""Episodes per update."""
 HELD_OUT = 72
 """Evaluation episodes before and after training, on seeds that training never uses."""
 
@@ -32,7 +32,8 @@ SCREENS: dict[str, Any] = {
         {"task": "miniwob/click-checkboxes", "params": {"step_limit": 7}},
         {"task": "miniwob/click-collapsible", "params": {"step_limit": 4}},
     ],
-    "algorithm": {"name": "grpo", "group_size": GROUP_SIZE},
+    # Boxes ticked in part are paid in part, which is not to be imitated. GRPO failed in one of six runs.
+    "algorithm": {"name": "rejection_sampling", "reward_threshold": 0.9},
     "trainer": {
         "batch_size": BATCH_SIZE,
         "num_training_steps": UPDATES,
