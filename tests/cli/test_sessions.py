@@ -6,7 +6,6 @@ import pty
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -130,6 +129,17 @@ def test_bad_input_is_one_line_and_exit_code_2(arguments, given, message, tmp_pa
     assert message in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.usefixtures("_browser")
+def test_a_closed_standard_input_has_no_actions(tmp_path):
+    words = [sys.executable, "-m", "palaestra", "sessions", "try", "click_target/button"]
+    close = "import os, sys; os.close(0); os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run(
+        [sys.executable, "-c", close, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+    assert "Screen of 160 x 210 pixels" in done.stdout
+
+
 def _read_until(terminal, end):
     """The output of a terminal until it ends with these characters, or until the process has closed it."""
     output = b""
@@ -163,12 +173,10 @@ def prompt(tmp_path):
 @pytest.mark.usefixtures("_browser")
 def test_ctrl_c_at_the_prompt_ends_at_once(prompt):
     process, terminal, _ = prompt
-    start = time.monotonic()
     os.write(terminal, b"\x03")
     output = _read_until(terminal, b"interrupted\r\n")
     assert process.wait(timeout=30) == 130, output
     assert "Traceback" not in output
-    assert time.monotonic() - start < 15  # closing the browser included; the machine may be busy
 
 
 @pytest.mark.usefixtures("_browser")

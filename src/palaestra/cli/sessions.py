@@ -89,7 +89,7 @@ class _InteractiveSession:
             self._print(spec.instruction)
             self._save_screenshot(await session.screenshot())
             progress = await session.progress()
-            if sys.stdin.isatty():
+            if self._lines.are_typed:
                 self._print(_ACTIONS)
             progress = await self._play(session, progress)
         finally:
@@ -103,7 +103,7 @@ class _InteractiveSession:
 
         step = 0
         while not progress.done:
-            if sys.stdin.isatty():
+            if self._lines.are_typed:
                 print("> ", end="", file=sys.stderr, flush=True)
             line = await self._lines.read()
             if not line or line.strip() in ("quit", "exit"):
@@ -114,7 +114,7 @@ class _InteractiveSession:
                 action = parse_action(line)
                 result = await session.act(action, step=step + 1)
             except SessionRefused as error:
-                if not sys.stdin.isatty():
+                if not self._lines.are_typed:
                     raise
                 self._print(f"error: {error}")
                 continue
@@ -139,9 +139,13 @@ class _InputLines:
     def __init__(self) -> None:
         self._pending = b""
         """Bytes that were read after the last line."""
+        self.are_typed = sys.stdin is not None and sys.stdin.isatty()
+        """Whether somebody types them at a terminal."""
 
     async def read(self) -> str:
         """The next line; empty at the end of the input."""
+        if sys.stdin is None:  # closed by the caller
+            return ""
         while b"\n" not in self._pending:
             await _wait_until_readable(sys.stdin.fileno())
             data = os.read(sys.stdin.fileno(), 4096)

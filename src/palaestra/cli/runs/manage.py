@@ -45,7 +45,7 @@ def confirm(action: str, yes: bool) -> None:
     """Ask the user; exit code 1 if the answer is no, `ConfigError` without a terminal to ask on."""
     if yes:
         return
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         raise ConfigError("--yes", False, f"confirmation is required to {action}", "Add --yes to confirm")
     if not typer.confirm(f"{action[:1].upper()}{action[1:]}?", err=True):
         raise typer.Exit(1)
