@@ -67,7 +67,7 @@ STAGES = ("demonstrations", "pretrained", "warm_start", "rl")
 class Measurement:
     """Results of a configuration that are saved after each stage, and the directory of the runs."""
 
-    def __init__(self, name: str, home: Path, settings: dict[str, float], ways: Sequence[str] = WAYS) -> None:
+    def __init__(self, name: str, home: Path, settings: dict[str, float | str], ways: Sequence[str] = WAYS) -> None:
         self.home, self._file, self._ways = home.resolve(), results_file(name), ways
         self.home.mkdir(parents=True, exist_ok=True)
         self.results: dict = {"machine": facts(), "settings": settings, "stages": {}, "runs": [], "form": {}}
@@ -321,6 +321,8 @@ def main() -> None:
             "episodes": asked.episodes * len(config["tasks"]),
             "held_out": asked.held_out,
         } | ({"warm_start_rate": asked.warm_start_rate} if asked.warm_start_rate else {})
+        if asked.model:
+            settings["model"] = Path(asked.model).name
         m = Measurement(name, asked.home / name, settings, WAYS[:1] if asked.sampled else WAYS)
         if asked.form:
             measure_form(m, config)

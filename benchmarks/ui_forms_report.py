@@ -133,7 +133,8 @@ def build_form_rows(results: dict) -> list[list[str]]:
 def describe(results: dict) -> str:
     """How the results were measured."""
     settings, machine = results["settings"], results.get("machine", {})
-    parts = [f"held-out seeds from {settings['held_out']:,}, {settings['episodes']} episodes per evaluation"]
+    parts = [f"the model {settings['model']}"] if "model" in settings else []
+    parts.append(f"held-out seeds from {settings['held_out']:,}, {settings['episodes']} episodes per evaluation")
     if settings.get("demonstrations"):
         parts.append(f"{settings['demonstrations']} demonstrations per task")
         if settings["warm_start"]:

@@ -102,6 +102,9 @@ def test_the_report_says_which_demonstrations_and_updates_were_used():
     text = describe(RESULTS | {"settings": warm, "runs": []})
     assert "; 16 demonstrations per task, imitated in 12 updates with learning rate 0.0003. Per" in text
     mixed = SETTINGS | {"demonstrations": 16, "warm_start": 0, "share_percent": 25}
+    assert "by `python -m benchmarks.ui_forms`: the model short; held-out" in describe(
+        RESULTS | {"settings": RESULTS["settings"] | {"model": "short"}}
+    )
     text = describe(RESULTS | {"settings": mixed})
     assert "; 16 demonstrations per task; 3 updates of reinforcement with 25 % of demonstrations. Per" in text
 
