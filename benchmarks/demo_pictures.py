@@ -1,4 +1,4 @@
-"""Pictures of `palaestra demo` for the README: episodes before and after training as a GIF, and the viewer of episodes.
+"""Pictures of `palaestra demo`: episodes before and after training as a GIF, one step by step, and the viewer.
 
 `python -m benchmarks.demo_pictures` trains the demo first, which takes minutes; `--run DIR` draws a run that exists.
 """
@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from urllib.parse import quote
 
-from palaestra.evaluation.before_after import EpisodePair, draw_frames
+from palaestra.evaluation.before_after import PICTURE_NAME, EpisodePair, draw_frames
 from palaestra.evaluation.viewer import episode_key
 from palaestra.experience.trajectory import Trajectory
 from palaestra.experience.trajectory_archive import TrajectoryArchive
@@ -81,7 +81,7 @@ def train_demo(home: Path) -> Path:
 
 
 def main() -> None:
-    """Write docs/images/before-after.gif and viewer.png."""
+    """Write docs/images/before-after.gif, before-after.png and viewer.png."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run", type=Path, help="directory of a run of the demo")
     given = parser.parse_args().run
@@ -89,6 +89,7 @@ def main() -> None:
         run = given or train_demo(Path(home))
         pairs = find_improved(run)
         write_animation(pairs, IMAGES / "before-after.gif")
+        write_bytes(IMAGES / PICTURE_NAME, (_find_evaluation(run, AFTER) / PICTURE_NAME).read_bytes(), durable=False)
         key = episode_key(pairs[0].after.episode_id, LABELS[1])
         photograph(_find_evaluation(run, AFTER) / "episodes.html", key, IMAGES / "viewer.png")
 
