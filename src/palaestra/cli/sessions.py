@@ -140,7 +140,7 @@ class _InputLines:
         self._pending = b""
         """Bytes that were read after the last line."""
         self.are_typed = sys.stdin is not None and sys.stdin.isatty()
-        """Whether somebody types them at a terminal."""
+        """Whether they come from a terminal."""
 
     async def read(self) -> str:
         """The next line; empty at the end of the input."""
